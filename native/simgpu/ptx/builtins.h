@@ -1,0 +1,61 @@
+// What the device's built-in functions need besides execution: printf's formatting, the heap behind
+// the device's malloc, the text of a failed assertion.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "simgpu/exec/engine.h"
+
+namespace gpupool::simgpu::ptx {
+
+// Copies `bytes` from a device address; false: the range isn't readable.
+using ReadDevice = std::function<bool(uint64_t address, void* to, uint64_t bytes)>;
+
+struct PrintfResult {
+  std::string text;
+  int arguments = 0;       // what the device's printf returns; -1: format isn't readable
+  bool fault = false;      // format or arguments aren't readable
+  uint64_t fault_address = 0;
+};
+
+// Formats one vprintf call. The arguments lie packed at `arguments`, each at its natural alignment
+// of 4 or 8 bytes (smaller integers promoted to 4, floats to double); %s is a device address.
+// Unknown conversions are printed as they are. Widths, precisions and strings are bounded.
+PrintfResult format_printf(uint64_t format, uint64_t arguments, const ReadDevice& read);
+
+// A NUL-terminated string of at most `limit` bytes; false: not readable.
+bool read_string(uint64_t address, size_t limit, const ReadDevice& read, std::string* out);
+
+// The line that the driver prints for a failed device assertion.
+std::string assert_message(const ReadDevice& read, uint64_t message, uint64_t file, uint32_t line,
+                           uint64_t function, const uint32_t block[3], const uint32_t thread[3]);
+
+// The heap of the device's malloc. Each block is an allocation of its own in the MemorySpace, so
+// that an access past its end is caught. Thread-safe.
+class DeviceHeap {
+ public:
+  DeviceHeap(std::shared_ptr<MemorySpace> memory, uint64_t capacity_bytes);
+  ~DeviceHeap();  // gives back what the program didn't free
+  DeviceHeap(const DeviceHeap&) = delete;
+  DeviceHeap& operator=(const DeviceHeap&) = delete;
+
+  uint64_t allocate(uint64_t bytes);  // 0: full, as CUDA's malloc; 16-byte aligned
+  bool free(uint64_t address);        // 0 is ignored; false: not a block of this heap
+  uint64_t used_bytes() const;
+
+ private:
+  std::shared_ptr<MemorySpace> memory_;
+  const uint64_t capacity_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, uint64_t> blocks_;  // address -> charged bytes
+  uint64_t used_ = 0;
+};
+
+}  // namespace gpupool::simgpu::ptx
