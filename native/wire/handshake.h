@@ -115,9 +115,7 @@ class ServerHandshake {
     kRefused,  // send output(), then close
   };
 
-  // `find_key` says the key of a lease, nullopt: no such lease. Called once, with the Hello. An
-  // unknown lease goes through the same exchange and is refused after the proof, so that an
-  // outsider cannot find out which leases exist.
+  // `find_key` says the key of a lease, nullopt: no such lease. Called once, with the Hello.
   using FindKey = std::function<std::optional<LeaseKey>(const Uuid& lease)>;
   explicit ServerHandshake(FindKey find_key);
   ~ServerHandshake();
@@ -141,7 +139,7 @@ class ServerHandshake {
 
  private:
   void on_hello();
-  void on_proof();
+  void on_proof(const ProofBody& proof);
 
   FindKey find_key_;
   State state_ = State::kReadingHello;
@@ -149,8 +147,8 @@ class ServerHandshake {
   std::string output_;
   HelloBody hello_{};
   uint8_t server_nonce_[32] = {};
+  std::string hello_bytes_;  // as received: what the proof is about
   LeaseKey key_{};
-  bool known_ = false;
   uint16_t minor_ = 0;
 };
 
