@@ -1,0 +1,7 @@
+"""The configuration of gpupoold (oslo.config), one module per group."""
+
+from __future__ import annotations
+
+from gpupoold.conf.load import Settings, load
+
+__all__ = ["Settings", "load"]

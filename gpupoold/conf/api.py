@@ -1,0 +1,45 @@
+"""[api]: the gRPC interface."""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+GROUP = "api"
+
+OPTIONS = [
+    cfg.StrOpt(
+        "tcp_listen",
+        help="Address HOST:PORT of the interface over TCP with mutual TLS. Not in this release: "
+        "gpupoold refuses to start when it is set. The interface is on a unix socket, "
+        "gpupoold.sock in run_dir, where the caller's user is known from the kernel.",
+    ),
+    cfg.IntOpt(
+        "max_connections",
+        default=512,
+        min=8,
+        max=65536,
+        help="How many connections are served at once; one tenth more is kept for root.",
+    ),
+    cfg.IntOpt(
+        "max_connections_per_user",
+        default=64,
+        min=1,
+        max=65536,
+        help="How many connections one user other than root may have at once.",
+    ),
+    cfg.IntOpt(
+        "worker_threads",
+        default=32,
+        min=2,
+        max=512,
+        help="How many requests are worked on at once. Each `events --follow` holds one; at most "
+        "half of them follow events.",
+    ),
+    cfg.IntOpt(
+        "max_slices_per_user",
+        default=64,
+        min=0,
+        help="How many slices a user other than root may have at once; 0: none, only root makes "
+        "slices.",
+    ),
+]

@@ -1,0 +1,264 @@
+"""Reads the configuration and checks every value before anything is started."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+
+import gpupoold
+from gpupoold.conf import opts
+from gpupoold.errors import ConfigurationError
+
+#: the longest path that a unix socket may have (sizeof(sun_path) - 1)
+SOCKET_PATH_MAX = 107
+#: the longest name of a socket below run_dir
+LONGEST_SOCKET = "private/api.sock"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The configuration of one gpupoold; paths are absolute. See the sample file for each value."""
+
+    host: str
+    state_dir: str
+    run_dir: str
+    event_limit: int
+    driver_directory: str  # empty: the system's driver
+    memory_reserve_mib: int
+    placement_policy: str
+    health_interval: int
+    max_connections: int
+    max_connections_per_user: int
+    worker_threads: int
+    max_slices_per_user: int
+    broker_tcp_listen: str
+    warm_workers: int
+    warm_context: bool
+    worker_user: str
+    max_sessions_per_lease: int
+    max_half_open: int
+    worker_log_bytes: int
+    kill_grace_ms: int
+    cgroup_parent: str
+    disable_seccomp: bool
+    worker_environment: dict[str, str]
+
+    @property
+    def api_socket(self) -> str:
+        """The public socket of the gRPC interface."""
+        return os.path.join(self.run_dir, "gpupoold.sock")
+
+    @property
+    def private_dir(self) -> str:
+        """A directory that only gpupoold may enter."""
+        return os.path.join(self.run_dir, "private")
+
+    @property
+    def broker_socket(self) -> str:
+        """Where the broker takes the desired state."""
+        return os.path.join(self.run_dir, "broker.sock")
+
+    @property
+    def session_socket(self) -> str:
+        """Where client programs connect to the broker."""
+        return os.path.join(self.run_dir, "session.sock")
+
+    @property
+    def lease_dir(self) -> str:
+        """Lease files of running programs, one private directory each."""
+        return os.path.join(self.run_dir, "leases")
+
+    @property
+    def database(self) -> str:
+        """The SQLite file."""
+        return os.path.join(self.state_dir, "gpupoold.sqlite3")
+
+
+def load(arguments: list[str], *, defaults: bool = True) -> tuple[cfg.ConfigOpts, Settings]:
+    """Reads command line and files; raises ConfigurationError that names option and file.
+
+    With defaults=False the files of /etc and the home directory are not looked for.
+    """
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    for group in opts.GROUPS:
+        name = None if group.GROUP == "DEFAULT" else group.GROUP
+        conf.register_opts(group.OPTIONS, group=name)
+    try:
+        conf(
+            arguments,
+            project="gpupoold",
+            prog="gpupoold",
+            version=gpupoold.version(),
+            default_config_files=None if defaults else [],
+            default_config_dirs=None if defaults else [],
+            usage="%(prog)s [--config-file FILE]",
+        )
+        _read_all(conf)
+        return conf, _settings(conf)
+    except cfg.ConfigFilesNotFoundError as error:
+        raise ConfigurationError(
+            f"configuration file not found: {', '.join(error.config_files)}"
+        ) from None
+    except cfg.ConfigFilesPermissionDeniedError as error:
+        raise ConfigurationError(
+            f"configuration file cannot be read: {', '.join(error.config_files)}"
+        ) from None
+    except cfg.ConfigFileParseError as error:
+        message = error.msg if isinstance(error.msg, str) else str(error.msg)
+        raise ConfigurationError(
+            f"configuration file {error.config_file} cannot be parsed: {message}"
+        ) from None
+    except cfg.Error as error:
+        raise ConfigurationError(f"configuration: {error}") from None
+
+
+def _files(conf: cfg.ConfigOpts) -> str:
+    return ", ".join(conf.config_file or []) or "the command line"
+
+
+def _source(conf: cfg.ConfigOpts, option: str, group: str) -> str:
+    """The file that sets the option, as precisely as can be told."""
+    namespace = getattr(conf, "_namespace", None)
+    for name in reversed(conf.config_file or []):
+        try:
+            with open(name, encoding="utf-8") as stream:
+                text = stream.read()
+        except OSError:
+            continue
+        section = "DEFAULT"
+        for number, line in enumerate(text.splitlines(), 1):
+            if match := re.match(r"\s*\[([^\]]+)\]", line):
+                section = match.group(1)
+            elif section.lower() == group.lower() and re.match(
+                rf"{re.escape(option).replace('_', '[-_]')}\s*[=:]", line
+            ):
+                return f"{name}, line {number}"
+    del namespace
+    return _files(conf)
+
+
+def _wrong(conf: cfg.ConfigOpts, group: str, option: str, value: Any, why: str) -> Exception:
+    return ConfigurationError(
+        f"[{group}] {option} = {value} ({_source(conf, option, group)}): {why}"
+    )
+
+
+def _read_all(conf: cfg.ConfigOpts) -> None:
+    """Reads each option once, since oslo.config checks a value only when it is read."""
+    groups = [(None, name) for name in conf] + [
+        (group.GROUP, option.dest)
+        for group in opts.GROUPS
+        if group.GROUP != "DEFAULT"
+        for option in group.OPTIONS
+    ]
+    for group, name in groups:
+        if group is None and name in [g.GROUP for g in opts.GROUPS]:
+            continue
+        try:
+            _ = conf[name] if group is None else conf[group][name]
+        except (cfg.ConfigFileValueError, ValueError) as error:
+            shown = group or "DEFAULT"
+            reason = re.sub(r"^Value for option \S+ from .*? is not valid: ", "", str(error))
+            raise ConfigurationError(
+                f"[{shown}] {name} ({_source(conf, name, shown)}): {reason}"
+            ) from None
+        except cfg.NoSuchOptError:
+            continue
+
+
+def _settings(conf: cfg.ConfigOpts) -> Settings:
+    for name in ("state_dir", "run_dir"):
+        if not os.path.isabs(conf[name]):
+            raise _wrong(conf, "DEFAULT", name, conf[name], "must be an absolute path")
+    run_dir = os.path.normpath(conf.run_dir)
+    longest = os.path.join(run_dir, LONGEST_SOCKET)
+    if len(os.fsencode(longest)) > SOCKET_PATH_MAX:
+        raise _wrong(
+            conf,
+            "DEFAULT",
+            "run_dir",
+            run_dir,
+            f"too long: {longest} would have {len(os.fsencode(longest))} bytes, and the path of a "
+            f"unix socket has at most {SOCKET_PATH_MAX}",
+        )
+    driver = conf.gpus.driver_directory or ""
+    if driver and not os.path.isabs(driver):
+        raise _wrong(conf, "gpus", "driver_directory", driver, "must be an absolute path")
+    if conf.api.tcp_listen:
+        raise _wrong(
+            conf,
+            "api",
+            "tcp_listen",
+            conf.api.tcp_listen,
+            "the interface over TCP is not in this release; remove the option and use the unix "
+            f"socket {os.path.join(run_dir, 'gpupoold.sock')}",
+        )
+    tcp = conf.broker.tcp_listen or ""
+    if tcp:
+        _check_loopback(conf, tcp)
+    if conf.broker.worker_user:
+        import pwd
+
+        try:
+            pwd.getpwnam(conf.broker.worker_user)
+        except KeyError:
+            raise _wrong(
+                conf,
+                "broker",
+                "worker_user",
+                conf.broker.worker_user,
+                "there is no such user on this host",
+            ) from None
+    return Settings(
+        host=conf.host,
+        state_dir=os.path.normpath(conf.state_dir),
+        run_dir=run_dir,
+        event_limit=conf.event_limit,
+        driver_directory=os.path.normpath(driver) if driver else "",
+        memory_reserve_mib=conf.gpus.memory_reserve_mib,
+        placement_policy=conf.gpus.placement_policy,
+        health_interval=conf.gpus.health_interval,
+        max_connections=conf.api.max_connections,
+        max_connections_per_user=conf.api.max_connections_per_user,
+        worker_threads=conf.api.worker_threads,
+        max_slices_per_user=conf.api.max_slices_per_user,
+        broker_tcp_listen=tcp,
+        warm_workers=conf.broker.warm_workers,
+        warm_context=conf.broker.warm_context,
+        worker_user=conf.broker.worker_user,
+        max_sessions_per_lease=conf.broker.max_sessions_per_lease,
+        max_half_open=conf.broker.max_half_open,
+        worker_log_bytes=conf.broker.worker_log_bytes,
+        kill_grace_ms=conf.broker.kill_grace_ms,
+        cgroup_parent=conf.broker.cgroup_parent,
+        disable_seccomp=conf.broker.disable_seccomp,
+        worker_environment=dict(conf.broker.worker_environment),
+    )
+
+
+def _check_loopback(conf: cfg.ConfigOpts, value: str) -> None:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([0-9.]+)):(\d{1,5})", value)
+    try:
+        if not match or int(match.group(3)) > 65535:
+            raise ValueError
+        address = ipaddress.ip_address(match.group(1) or match.group(2))
+    except ValueError:
+        raise _wrong(
+            conf, "broker", "tcp_listen", value, "must be 127.0.0.1:PORT or [::1]:PORT"
+        ) from None
+    if not address.is_loopback:
+        raise _wrong(
+            conf,
+            "broker",
+            "tcp_listen",
+            value,
+            "only a loopback address is allowed: clients on other hosts come through their own "
+            "host",
+        )

@@ -1,0 +1,1 @@
+"""Planning: pure functions of an inventory and a request. No I/O."""

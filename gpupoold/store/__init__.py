@@ -1,0 +1,7 @@
+"""The state that outlives gpupoold: one SQLite file, written by nobody else."""
+
+from __future__ import annotations
+
+from gpupoold.store.store import Store
+
+__all__ = ["Store"]

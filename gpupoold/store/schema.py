@@ -1,0 +1,82 @@
+"""The schema of the state file and the way from each version to the next.
+
+`PRAGMA user_version` holds the version. A migration is a list of statements; all that are needed
+run in one transaction. A released migration is never changed.
+"""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x67707031  # "gpp1"
+
+MIGRATIONS: list[list[str]] = [
+    [  # 1
+        """CREATE TABLE meta (
+            key TEXT PRIMARY KEY,
+            value TEXT NOT NULL
+        ) STRICT""",
+        """CREATE TABLE gpus (
+            uuid TEXT PRIMARY KEY,
+            position INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            memory_mib INTEGER NOT NULL,
+            driver_reserved_mib INTEGER NOT NULL,
+            compute_capability TEXT NOT NULL,
+            pci_address TEXT NOT NULL,
+            numa_node INTEGER NOT NULL,
+            mode TEXT NOT NULL DEFAULT 'shared' CHECK (mode IN ('shared', 'mig', 'whole')),
+            drained INTEGER NOT NULL DEFAULT 0 CHECK (drained IN (0, 1))
+        ) STRICT""",
+        """CREATE TABLE slices (
+            id TEXT PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE,
+            kind TEXT NOT NULL CHECK (kind IN ('shared', 'mig', 'whole')),
+            gpu_uuid TEXT NOT NULL REFERENCES gpus (uuid),
+            compute_percent INTEGER NOT NULL CHECK (compute_percent BETWEEN 1 AND 100),
+            memory_mib INTEGER NOT NULL CHECK (memory_mib >= 1),
+            mode TEXT NOT NULL CHECK (mode IN ('hard', 'elastic')),
+            priority INTEGER NOT NULL,
+            virtual_uuid TEXT NOT NULL UNIQUE,
+            pci_address TEXT NOT NULL UNIQUE,
+            owner_uid INTEGER NOT NULL,
+            temporary INTEGER NOT NULL CHECK (temporary IN (0, 1)),
+            created_at REAL NOT NULL
+        ) STRICT""",
+        """CREATE TABLE leases (
+            id TEXT PRIMARY KEY,
+            kind TEXT NOT NULL CHECK (kind IN ('owner', 'run')),
+            owner_uid INTEGER NOT NULL,
+            key BLOB NOT NULL CHECK (length(key) = 32),
+            created_at REAL NOT NULL
+        ) STRICT""",
+        # UNIQUE slice_id: a slice is in one lease at a time.
+        """CREATE TABLE lease_slices (
+            lease_id TEXT NOT NULL REFERENCES leases (id) ON DELETE CASCADE,
+            ordinal INTEGER NOT NULL,
+            slice_id TEXT NOT NULL UNIQUE REFERENCES slices (id),
+            PRIMARY KEY (lease_id, ordinal)
+        ) STRICT""",
+        """CREATE TABLE runs (
+            id TEXT PRIMARY KEY,
+            lease_id TEXT NOT NULL REFERENCES leases (id) ON DELETE CASCADE,
+            uid INTEGER NOT NULL,
+            pid INTEGER NOT NULL,
+            start_ticks INTEGER NOT NULL,
+            boot_id TEXT NOT NULL,
+            command TEXT NOT NULL,
+            lease_file TEXT NOT NULL,
+            created_at REAL NOT NULL
+        ) STRICT""",
+        """CREATE TABLE events (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            time REAL NOT NULL,
+            kind TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            text TEXT NOT NULL,
+            data TEXT NOT NULL,
+            owner_uid INTEGER
+        ) STRICT""",
+        "INSERT INTO meta (key, value) VALUES ('generation', '1')",
+    ],
+]
+
+VERSION = len(MIGRATIONS)

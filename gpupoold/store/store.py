@@ -1,0 +1,430 @@
+"""Reads and writes the state. Each change is one transaction, and each raises the generation."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gpupoold.errors import AlreadyExists, StateError, StateWriteFailed
+from gpupoold.model import (
+    Event,
+    Gpu,
+    GpuMode,
+    Lease,
+    LeaseKind,
+    ProcessIdentity,
+    Run,
+    Slice,
+    SliceKind,
+    SliceMode,
+)
+from gpupoold.store import schema
+
+
+def _sentence(path: str, error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorname", "") or ""
+    if code.startswith("SQLITE_FULL"):
+        return f"the disk that holds {path} is full; free some space and try again"
+    if code.startswith("SQLITE_READONLY"):
+        return f"{path} cannot be written (read-only file, directory or file system)"
+    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return (
+            f"{path} is damaged ({error}); restore a copy, or move the file away to start with "
+            "an empty state"
+        )
+    if code.startswith("SQLITE_CANTOPEN"):
+        return f"{path} cannot be opened or made"
+    if code.startswith("SQLITE_BUSY"):
+        return f"{path} is in use by another program"
+    if code.startswith("SQLITE_IOERR"):
+        return f"{path} cannot be read or written: {error} (disk full or failing?)"
+    return f"{path}: {error}"
+
+
+class Transaction:
+    """The changes of one transaction; made by Store.change."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+        self.events: list[Event] = []
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        """One statement, inside the transaction."""
+        return self._db.execute(statement, values)
+
+    def put_gpu(self, gpu: Gpu) -> None:
+        """Remembers a GPU that the driver reports; its mode and drain mark stay."""
+        self._db.execute(
+            "INSERT INTO gpus (uuid, position, name, memory_mib, driver_reserved_mib,"
+            " compute_capability, pci_address, numa_node) VALUES (?,?,?,?,?,?,?,?)"
+            " ON CONFLICT (uuid) DO UPDATE SET position = excluded.position, name = excluded.name,"
+            " memory_mib = excluded.memory_mib,"
+            " driver_reserved_mib = excluded.driver_reserved_mib,"
+            " compute_capability = excluded.compute_capability,"
+            " pci_address = excluded.pci_address, numa_node = excluded.numa_node",
+            (
+                gpu.uuid,
+                gpu.index,
+                gpu.name,
+                gpu.memory_mib,
+                gpu.driver_reserved_mib,
+                gpu.compute_capability,
+                gpu.pci_address,
+                gpu.numa_node,
+            ),
+        )
+
+    def forget_gpu(self, uuid: str) -> None:
+        """Drops a GPU that is gone and has no slices."""
+        self._db.execute("DELETE FROM gpus WHERE uuid = ?", (uuid,))
+
+    def set_drained(self, uuid: str, drained: bool) -> None:
+        """Sets the drain mark of a GPU."""
+        self._db.execute("UPDATE gpus SET drained = ? WHERE uuid = ?", (int(drained), uuid))
+
+    def add_slice(self, piece: Slice) -> None:
+        """Adds a slice; raises AlreadyExists if the name is taken."""
+        try:
+            self._db.execute(
+                "INSERT INTO slices VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                (
+                    piece.id,
+                    piece.name,
+                    piece.kind.value,
+                    piece.gpu_uuid,
+                    piece.compute_percent,
+                    piece.memory_mib,
+                    piece.mode.value,
+                    piece.priority,
+                    piece.virtual_uuid,
+                    piece.pci_address,
+                    piece.owner_uid,
+                    int(piece.temporary),
+                    piece.created_at,
+                ),
+            )
+        except sqlite3.IntegrityError as error:
+            if "slices.name" in str(error):
+                raise AlreadyExists(f"there is already a slice named {piece.name}") from None
+            raise
+
+    def resize_slice(self, slice_id: str, compute_percent: int, memory_mib: int) -> None:
+        """Sets the size of a slice."""
+        self._db.execute(
+            "UPDATE slices SET compute_percent = ?, memory_mib = ? WHERE id = ?",
+            (compute_percent, memory_mib, slice_id),
+        )
+
+    def add_lease(self, lease: Lease) -> None:
+        """Adds a lease of slices that are in no lease."""
+        self._db.execute(
+            "INSERT INTO leases (id, kind, owner_uid, key, created_at) VALUES (?,?,?,?,?)",
+            (lease.id, lease.kind.value, lease.owner_uid, lease.key, lease.created_at),
+        )
+        for ordinal, slice_id in enumerate(lease.slice_ids):
+            self._db.execute(
+                "INSERT INTO lease_slices (lease_id, ordinal, slice_id) VALUES (?,?,?)",
+                (lease.id, ordinal, slice_id),
+            )
+
+    def delete_lease(self, lease_id: str) -> None:
+        """Removes a lease and its runs; its slices stay."""
+        self._db.execute("DELETE FROM leases WHERE id = ?", (lease_id,))
+
+    def delete_slice(self, slice_id: str) -> None:
+        """Removes a slice, and its lease if it was the last one in it."""
+        row = self._db.execute(
+            "SELECT lease_id FROM lease_slices WHERE slice_id = ?", (slice_id,)
+        ).fetchone()
+        self._db.execute("DELETE FROM lease_slices WHERE slice_id = ?", (slice_id,))
+        if row:
+            self._db.execute(
+                "DELETE FROM leases WHERE id = ? AND NOT EXISTS"
+                " (SELECT 1 FROM lease_slices WHERE lease_id = ?)",
+                (row[0], row[0]),
+            )
+        self._db.execute("DELETE FROM slices WHERE id = ?", (slice_id,))
+
+    def add_run(self, run: Run) -> None:
+        """Remembers a process that was prepared for its program."""
+        self._db.execute(
+            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?,?)",
+            (
+                run.id,
+                run.lease_id,
+                run.uid,
+                run.process.pid,
+                run.process.start_ticks,
+                run.process.boot_id,
+                run.command,
+                run.lease_file,
+                run.created_at,
+            ),
+        )
+
+    def delete_run(self, run_id: str) -> None:
+        """Forgets a process."""
+        self._db.execute("DELETE FROM runs WHERE id = ?", (run_id,))
+
+    def event(
+        self,
+        kind: str,
+        subject: str,
+        text: str,
+        *,
+        owner_uid: int | None = None,
+        at: float | None = None,
+        **data: Any,
+    ) -> None:
+        """Records an event with the change that it tells of."""
+        moment = time.time() if at is None else at
+        cursor = self._db.execute(
+            "INSERT INTO events (time, kind, subject, text, data, owner_uid)"
+            " VALUES (?,?,?,?,?,?)",
+            (moment, kind, subject, text, json.dumps(data), owner_uid),
+        )
+        self.events.append(
+            Event(int(cursor.lastrowid or 0), moment, kind, subject, text, data, owner_uid)
+        )
+
+
+class Store:
+    """The state file. Safe to use from several threads; only one process may have it open."""
+
+    def __init__(self, path: str, event_limit: int = 10000) -> None:
+        self.path = path
+        self._event_limit = event_limit
+        self._lock = threading.RLock()
+        self._db: sqlite3.Connection | None = None
+        self._lock_fd: int | None = None
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Opens, checks and upgrades the file; raises StateError with one sentence."""
+        directory = os.path.dirname(self.path)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            self._lock_fd = os.open(
+                self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise StateError(f"the state {self.path} is in use by another gpupoold") from None
+        except OSError as error:
+            self.close()
+            raise StateError(self._os_sentence(directory, error)) from None
+        try:
+            new = not os.path.exists(self.path)
+            if new:  # the file holds secrets: nobody else may read it from the first moment on
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            self._db = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False, timeout=5
+            )
+            self._prepare()
+        except sqlite3.Error as error:
+            self.close()
+            raise StateError(f"state: {_sentence(self.path, error)}") from None
+        except OSError as error:
+            self.close()
+            raise StateError(self._os_sentence(self.path, error)) from None
+        except StateError:
+            self.close()
+            raise
+
+    @staticmethod
+    def _os_sentence(path: str, error: OSError) -> str:
+        if error.errno == errno.ENOSPC:
+            return f"state: the disk that holds {path} is full; free some space and try again"
+        return f"state: {path} cannot be used: {error.strerror}"
+
+    def _prepare(self) -> None:
+        db = self._connection()
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA trusted_schema = OFF")
+        # The version is read before anything is written: a newer file is left as it is.
+        application = db.execute("PRAGMA application_id").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and application != schema.APPLICATION_ID:
+            raise StateError(f"state: {self.path} is an SQLite file of another program")
+        if version > schema.VERSION:
+            raise StateError(
+                f"state: {self.path} was written by a newer gpupoold (schema {version}, this one "
+                f"knows {schema.VERSION}); install that version, or restore an older copy"
+            )
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        problem = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise StateError(
+                f"state: {self.path} is damaged ({problem}); restore a copy, or move the file "
+                "away to start with an empty state"
+            )
+        if db.execute("PRAGMA foreign_key_check").fetchone() is not None:
+            raise StateError(f"state: {self.path} contradicts itself (a foreign key dangles)")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for migration in schema.MIGRATIONS[version:]:
+                for statement in migration:
+                    db.execute(statement)
+            if version < schema.VERSION:
+                db.execute(f"PRAGMA user_version = {schema.VERSION}")
+                db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+            # Writing at every start shows a full or read-only disk now, not at the first request.
+            db.execute(
+                "INSERT INTO meta (key, value) VALUES ('started_at', ?)"
+                " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                (repr(time.time()),),
+            )
+            db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Closes the file and gives up the lock on it."""
+        with self._lock:
+            if self._db is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.close()
+                self._db = None
+            if self._lock_fd is not None:
+                os.close(self._lock_fd)
+                self._lock_fd = None
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise StateError("the state is not open")
+        return self._db
+
+    # ---- changes --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def change(self, *, new_generation: bool = True) -> Iterator[Transaction]:
+        """One transaction: all of it is stored, or, when anything raises, nothing.
+
+        Raises StateWriteFailed when the disk does not take it.
+        """
+        with self._lock:
+            db = self._connection()
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                transaction = Transaction(db)
+                yield transaction
+                if new_generation:
+                    db.execute(
+                        "UPDATE meta SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT)"
+                        " WHERE key = 'generation'"
+                    )
+                if transaction.events:
+                    db.execute(
+                        "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?",
+                        (self._event_limit,),
+                    )
+                db.execute("COMMIT")
+            except BaseException as error:
+                if db.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise StateWriteFailed(
+                        f"nothing was changed: {_sentence(self.path, error)}"
+                    ) from error
+                raise
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._connection().execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                raise StateWriteFailed(
+                    f"the state cannot be read: {_sentence(self.path, error)}"
+                ) from error
+
+    def generation(self) -> int:
+        """The number of the state; it rises with each change."""
+        return int(self._rows("SELECT value FROM meta WHERE key = 'generation'")[0][0])
+
+    def gpus(self) -> list[tuple[Gpu, GpuMode, bool]]:
+        """Every remembered GPU with its mode and drain mark, in the driver's order."""
+        rows = self._rows(
+            "SELECT uuid, position, name, memory_mib, driver_reserved_mib, compute_capability,"
+            " pci_address, numa_node, mode, drained FROM gpus ORDER BY position, uuid"
+        )
+        return [(Gpu(*row[:8]), GpuMode(row[8]), bool(row[9])) for row in rows]
+
+    def slices(self) -> list[Slice]:
+        """All slices, oldest first."""
+        rows = self._rows(
+            "SELECT id, name, kind, gpu_uuid, compute_percent, memory_mib, mode, priority,"
+            " virtual_uuid, pci_address, owner_uid, temporary, created_at FROM slices"
+            " ORDER BY created_at, id"
+        )
+        return [
+            Slice(
+                row[0],
+                row[1],
+                SliceKind(row[2]),
+                row[3],
+                row[4],
+                row[5],
+                SliceMode(row[6]),
+                *row[7:11],
+                bool(row[11]),
+                row[12],
+            )
+            for row in rows
+        ]
+
+    def leases(self) -> list[Lease]:
+        """All leases, oldest first."""
+        with self._lock:
+            members: dict[str, list[str]] = {}
+            for lease_id, slice_id in self._rows(
+                "SELECT lease_id, slice_id FROM lease_slices ORDER BY lease_id, ordinal"
+            ):
+                members.setdefault(lease_id, []).append(slice_id)
+            rows = self._rows(
+                "SELECT id, kind, owner_uid, key, created_at FROM leases ORDER BY created_at, id"
+            )
+        return [
+            Lease(row[0], LeaseKind(row[1]), row[2], tuple(members.get(row[0], ())), row[4], row[3])
+            for row in rows
+        ]
+
+    def runs(self) -> list[Run]:
+        """All processes that were prepared and whose end was not yet seen."""
+        rows = self._rows(
+            "SELECT id, lease_id, uid, pid, start_ticks, boot_id, command, lease_file, created_at"
+            " FROM runs ORDER BY created_at, id"
+        )
+        return [
+            Run(row[0], row[1], row[2], ProcessIdentity(*row[3:6]), row[6], row[7], row[8])
+            for row in rows
+        ]
+
+    def events(self, after_id: int = 0, limit: int = 0) -> list[Event]:
+        """The stored events after `after_id`, oldest first; the newest `limit` of them if not 0."""
+        rows = self._rows(
+            "SELECT id, time, kind, subject, text, data, owner_uid FROM events WHERE id > ?"
+            " ORDER BY id DESC LIMIT ?",
+            after_id,
+            limit or -1,
+        )
+        return [
+            Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5]), row[6])
+            for row in reversed(rows)
+        ]
