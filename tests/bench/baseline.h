@@ -1,0 +1,35 @@
+// What the carrier itself can do: a peer process that echoes, takes in and sends bytes over a unix or
+// TCP connection, with nothing of gpupool in between.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gpupool::bench {
+
+enum class Carrier { kUnix, kTcp };
+
+class RawPeer {
+ public:
+  explicit RawPeer(Carrier carrier);  // ends the program with a sentence when it can't be set up
+  ~RawPeer();
+  RawPeer(const RawPeer&) = delete;
+  RawPeer& operator=(const RawPeer&) = delete;
+
+  // Seconds of each of `count` round trips of `bytes` each way.
+  std::vector<double> ping_pong(int count, size_t bytes);
+  // Seconds to send `count` times `bytes` to a receiver that copies each chunk once; ends with an
+  // acknowledgement of the whole.
+  double send_stream(const char* data, size_t bytes, int count);
+  // Seconds for `count` times: ask, then receive `bytes`, copying each chunk once to `target`.
+  double receive(char* target, size_t bytes, int count);
+
+ private:
+  int socket_ = -1;
+  pid_t process_ = -1;
+};
+
+}  // namespace gpupool::bench

@@ -1,0 +1,90 @@
+"""The programs that a GPU must run right, and how each is started: used by the functional tests and
+by gpu-check."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.programs.toolchain import HERE, Compiler
+
+PRINTF_OUTPUT = """\
+block 0 says hello  1.25 z 4000000000 -5000000000 beef %
+block 0 says hello  2.25 z 4000000000 -5000000000 beef %
+ok
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that checks its own results: exit status 0 and `output` on standard output."""
+
+    name: str
+    kind: str  # "cuda", "driver" or "python"
+    arguments: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # for nvcc
+    output: str | None = "ok\n"  # None: the last line is "ok"
+    needs: tuple[str, ...] = ()  # modules of a Python program
+    faults: bool = False  # makes a fault on purpose, which ends its context
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, compiler: Compiler, runtime: str = "static13") -> list[str]:
+        """The command line; compiles what is not compiled yet."""
+        if self.kind == "python":
+            return [sys.executable, str(HERE / "python" / f"{self.name}.py"), *self.arguments]
+        built: Path = (compiler.cuda(self.name, runtime, self.flags) if self.kind == "cuda"
+                       else compiler.driver(self.name))
+        return [str(built), *self.arguments]
+
+    def problem(self, status: int, output: str) -> str | None:
+        """What is wrong with a run of this program; None: nothing."""
+        if status != 0:
+            return f"exit status {status}: {output.strip()[-2000:] or '(no output)'}"
+        if self.output is not None and output != self.output:
+            return f"printed {output!r} instead of {self.output!r}"
+        if self.output is None and output.splitlines()[-1:] != ["ok"]:
+            return f"did not end with 'ok': {output!r}"
+        return None
+
+
+RUNTIME_PROGRAMS = [
+    Program("vector_add", "cuda"),
+    Program("matmul", "cuda"),
+    Program("reduction", "cuda"),
+    Program("block_scan", "cuda"),
+    Program("histogram", "cuda"),
+    Program("bitonic_sort", "cuda"),
+    Program("transpose", "cuda"),
+    Program("nbody", "cuda"),
+    Program("stencil_f64", "cuda"),
+    Program("streams_events", "cuda"),
+    Program("symbols", "cuda"),
+    Program("default_streams", "cuda", flags=("--default-stream", "per-thread")),
+    Program("printf", "cuda", output=PRINTF_OUTPUT),
+    Program("runtime_errors", "cuda"),
+    Program("out_of_bounds", "cuda", faults=True),
+]
+
+DRIVER_PROGRAMS = [
+    Program("vector_add", "driver"),
+    Program("threads_streams", "driver"),
+    Program("errors", "driver", output=None),
+    Program("link", "driver"),
+    Program("vmm", "driver"),
+    Program("fork", "driver"),
+    Program("sticky", "driver", output=None, faults=True),
+    Program("loop", "driver", arguments=("5",), output="ready\nok\n"),
+]
+
+PYTHON_PROGRAMS = [
+    Program("bindings_nvrtc", "python", needs=("cuda.bindings", "numpy")),
+    Program("numba_kernels", "python", needs=("numba", "numba_cuda")),
+    Program("cupy_arrays", "python", needs=("cupy",),
+            environment={"CUPY_COMPILE_WITH_PTX": "1"}),
+]
+
+# Built from source, some minutes: only where it is installed or the long tests run.
+PYCUDA = Program("pycuda_start", "python", needs=("pycuda",))
+
+ALL_PROGRAMS = [*RUNTIME_PROGRAMS, *DRIVER_PROGRAMS, *PYTHON_PROGRAMS]
