@@ -1,0 +1,49 @@
+// What a client has to know of device code to check a launch and to pass its arguments on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpupool::frontdoor {
+
+struct ParameterLayout {
+  uint32_t offset = 0;  // in the kernel's parameter block
+  uint32_t bytes = 0;
+};
+
+struct KernelLayout {
+  std::string name;
+  std::vector<ParameterLayout> parameters;
+  uint32_t parameter_bytes = 0;
+  uint32_t max_threads[3] = {0, 0, 0};       // .maxntid; 0: not given
+  uint32_t required_threads[3] = {0, 0, 0};  // .reqntid; 0: not given
+  uint32_t static_shared_bytes = 0;          // of a cubin's kernel; 0 for PTX
+  uint32_t registers = 0;                    // of a cubin's kernel; 0 for PTX
+};
+
+struct GlobalLayout {
+  std::string name;
+  uint64_t bytes = 0;
+  bool constant = false;
+  bool managed = false;
+};
+
+struct ProgramInfo {
+  int architecture = 0;  // 10 * major + minor that the code was made for
+  std::vector<KernelLayout> kernels;
+  std::vector<GlobalLayout> globals;
+
+  const KernelLayout* kernel(std::string_view name) const {
+    for (const KernelLayout& k : kernels) {
+      if (k.name == name) return &k;
+    }
+    return nullptr;
+  }
+};
+
+constexpr uint32_t kMaxParameterBytes = 32764;  // CUDA's largest parameter block
+constexpr size_t kMaxKernels = 1u << 16;        // in one program
+constexpr size_t kMaxGlobals = 1u << 16;
+
+}  // namespace gpupool::frontdoor
