@@ -1,11 +1,11 @@
 """The things gpupoold knows: GPUs, slices, leases, runs, sessions, events.
 
-Memory is in MiB (2**20 bytes), compute in whole percent of one GPU, time in seconds since the epoch.
+Memory is in MiB (2**20 bytes), compute in whole percent of one GPU, time in seconds since the
+epoch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 from dataclasses import dataclass, field
@@ -53,8 +53,6 @@ class LeaseKind(enum.StrEnum):
 
     OWNER = "owner"
     RUN = "run"
-
-
 
 
 @dataclass(frozen=True)
@@ -181,8 +179,3 @@ class Caller:
     def may_use(self, owner_uid: int) -> bool:
         """Whether the caller may see and use what belongs to `owner_uid`."""
         return self.is_admin or self.uid == owner_uid
-
-
-def replace(thing: Any, **changes: Any) -> Any:
-    """dataclasses.replace under the model's name."""
-    return dataclasses.replace(thing, **changes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oslo_config import cfg
-from oslo_config import types
+from oslo_config import cfg, types
 
 GROUP = "broker"
 

@@ -164,9 +164,7 @@ class Driver:
             return int(Path(f"/sys/bus/pci/devices/{short}/numa_node").read_text())
         except (OSError, ValueError):
             pass
-        mask = self._try(
-            nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE
-        )
+        mask = self._try(nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
         nodes = _bits(mask)
         return nodes[0] if len(nodes) == 1 else -1
 

@@ -187,8 +187,7 @@ class Transaction:
         """Records an event with the change that it tells of."""
         moment = time.time() if at is None else at
         cursor = self._db.execute(
-            "INSERT INTO events (time, kind, subject, text, data, owner_uid)"
-            " VALUES (?,?,?,?,?,?)",
+            "INSERT INTO events (time, kind, subject, text, data, owner_uid) VALUES (?,?,?,?,?,?)",
             (moment, kind, subject, text, json.dumps(data), owner_uid),
         )
         self.events.append(
@@ -357,6 +356,11 @@ class Store:
     def generation(self) -> int:
         """The number of the state; it rises with each change."""
         return int(self._rows("SELECT value FROM meta WHERE key = 'generation'")[0][0])
+
+    def snapshot(self) -> tuple[int, list[Slice], list[Lease], list[Run]]:
+        """Generation, slices, leases and runs of one moment."""
+        with self._lock:
+            return self.generation(), self.slices(), self.leases(), self.runs()
 
     def gpus(self) -> list[tuple[Gpu, GpuMode, bool]]:
         """Every remembered GPU with its mode and drain mark, in the driver's order."""

@@ -1,0 +1,1 @@
+"""The gRPC interface (gpupool.proto): server, views, peer credentials."""

@@ -1,0 +1,117 @@
+"""gpupoold: runs in the foreground until SIGTERM or SIGINT.
+
+Exit status: 0 after a signal, 2 configuration, 3 driver, 4 state or disk, 5 socket in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+
+from gpupoold.errors import SocketError, StartError, StateError
+
+LOG = logging.getLogger("gpupoold")
+
+
+def _notify(message: str) -> None:
+    """Tells systemd, if it started us with Type=notify (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.connect(address)
+            sender.send(message.encode())
+        except OSError as error:
+            LOG.warning("systemd could not be told %s: %s", message, error)
+
+
+def _make_directory(path: str, mode: int) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+    except OSError as error:
+        raise SocketError(f"socket: {path} cannot be made: {error.strerror}") from None
+
+
+def serve(arguments: list[str]) -> None:
+    """Starts everything and waits for a signal; raises StartError."""
+    from oslo_log import log
+
+    from gpupoold import conf as configuration
+
+    conf, settings = configuration.load(arguments)
+    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
+    log.setup(conf, "gpupoold")
+
+    # The heavy parts are loaded when the configuration is known to be good.
+    import gpupoold
+    from gpupoold.api.peers import claim
+    from gpupoold.api.server import ApiServer
+    from gpupoold.gpus import Driver
+    from gpupoold.pool import Pool
+    from gpupoold.store import Store
+
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+    _make_directory(settings.run_dir, 0o755)
+    listener = claim(settings.api_socket)
+    _make_directory(settings.private_dir, 0o700)
+    store = Store(settings.database, settings.event_limit)
+    driver = Driver(settings.driver_directory)
+    try:
+        store.open()
+        driver.open()
+        pool = Pool(settings, store, driver)
+        try:
+            pool.start()
+        except OSError as error:
+            raise StateError(f"state: {error.filename}: {error.strerror}") from None
+        api = ApiServer(settings, pool, listener)
+        api.start()
+        LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)
+        _notify("READY=1")
+        stop.wait()
+        _notify("STOPPING=1")
+        LOG.info("gpupoold ends; running programs go on")
+        api.stop()
+        pool.stop()
+        os.unlink(settings.api_socket)
+    except StartError:
+        os.unlink(settings.api_socket)
+        raise
+    finally:
+        listener.close()
+        driver.close()
+        store.close()
+
+
+def main() -> None:
+    """The console script."""
+    from gpupoold.errors import EXIT_STATE, StateWriteFailed
+
+    try:
+        serve(sys.argv[1:])
+    except StartError as error:
+        print(f"gpupoold: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except StateWriteFailed as error:
+        print(f"gpupoold: state: {error}", file=sys.stderr)
+        sys.exit(EXIT_STATE)
+
+
+if __name__ == "__main__":
+    main()

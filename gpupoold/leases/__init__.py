@@ -1,0 +1,1 @@
+"""Leases: who may use which slices, proven how, and the broker that enforces it."""

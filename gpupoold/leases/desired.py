@@ -1,0 +1,116 @@
+"""Makes the broker's desired state, and the packets that carry it, from gpupoold's state."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpupoold.conf import Settings
+from gpupoold.leases import broker_pb2 as pb
+from gpupoold.model import Lease, LeaseKind, Run, Slice, SliceMode
+from gpupoold.slices.identity import parse_pci_address
+
+#: a packet of the broker's socket has at most 64 KiB; this much is filled
+PACKET_BYTES = 60_000
+
+
+@dataclass(frozen=True)
+class Desired:
+    """One generation of the whole state."""
+
+    generation: int
+    settings: Settings
+    gpu_uuids: tuple[str, ...]
+    slices: Mapping[str, Slice]
+    leases: Sequence[Lease]
+    runs: Sequence[Run]
+
+
+def virtual_uuid_bytes(text: str) -> bytes:
+    """The 16 bytes of "GPU-<uuid>"."""
+    return uuid.UUID(text.removeprefix("GPU-")).bytes
+
+
+def settings_message(settings: Settings) -> pb.Settings:
+    """The settings that concern the broker."""
+    return pb.Settings(
+        driver_directory=settings.driver_directory,
+        worker_user=settings.worker_user,
+        tcp_listen=settings.broker_tcp_listen,
+        warm_workers=settings.warm_workers,
+        warm_context=settings.warm_context,
+        max_sessions_per_lease=settings.max_sessions_per_lease,
+        max_half_open=settings.max_half_open,
+        worker_log_bytes=settings.worker_log_bytes,
+        kill_grace_ms=settings.kill_grace_ms,
+        cgroup_parent=settings.cgroup_parent,
+        no_seccomp=settings.disable_seccomp,
+        worker_environment=settings.worker_environment,
+    )
+
+
+def _slice_message(piece: Slice) -> pb.Slice:
+    domain, bus, device = parse_pci_address(piece.pci_address)
+    return pb.Slice(
+        id=virtual_uuid_bytes(piece.virtual_uuid),
+        name=piece.name,
+        gpu_uuid=piece.gpu_uuid,
+        pci_domain=domain,
+        pci_bus=bus,
+        pci_device=device,
+        memory_bytes=piece.memory_mib << 20,
+        compute_percent=piece.compute_percent,
+        mode=pb.ELASTIC if piece.mode == SliceMode.ELASTIC else pb.HARD,
+        priority=piece.priority,
+        worker=pb.LocalWorker(),
+    )
+
+
+def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
+    """Each lease whose cards are all there."""
+    present = set(desired.gpu_uuids)
+    runs = {run.lease_id: run for run in desired.runs}
+    for lease in desired.leases:
+        pieces = [desired.slices[slice_id] for slice_id in lease.slice_ids]
+        if not pieces or any(piece.gpu_uuid not in present for piece in pieces):
+            continue
+        message = pb.Lease(
+            id=uuid.UUID(lease.id).bytes,
+            key=lease.key,
+            consumer=f"user {lease.owner_uid}",
+            slices=[_slice_message(piece) for piece in pieces],
+        )
+        if lease.kind == LeaseKind.RUN:
+            run = runs.get(lease.id)
+            if run is None:  # its end was seen: the lease is about to go
+                continue
+            message.consumer = f"process {run.process.pid} of user {run.uid}"
+            message.process.pid = run.process.pid
+            message.process.start_time = run.process.start_ticks
+        yield message
+
+
+def push_messages(
+    generation: int,
+    settings: pb.Settings,
+    gpu_uuids: Iterable[str],
+    leases: Iterable[pb.Lease],
+    limit: int = PACKET_BYTES,
+) -> list[pb.Push]:
+    """The packets of one generation, each below `limit` bytes; the last has more = false."""
+    current = pb.Push(
+        generation=generation, settings=settings, gpus=[pb.Gpu(uuid=name) for name in gpu_uuids]
+    )
+    pushes = [current]
+    size = current.ByteSize()
+    for lease in leases:
+        needed = lease.ByteSize() + 8
+        if size + needed > limit:
+            current.more = True
+            current = pb.Push(generation=generation)
+            pushes.append(current)
+            size = current.ByteSize()
+        current.leases.append(lease)
+        size += needed
+    return pushes

@@ -1,0 +1,81 @@
+"""What the broker last said about sessions and memory accounts."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+from gpupoold.leases import broker_pb2 as pb
+from gpupoold.model import Session
+
+UNKNOWN_UID = 0xFFFFFFFF
+
+
+def text_of(identity: bytes) -> str:
+    """16 bytes as a UUID's text."""
+    return str(uuid.UUID(bytes=identity)) if len(identity) == 16 else identity.hex()
+
+
+def session_of(state: pb.SessionState) -> Session:
+    """The model of one session."""
+    return Session(
+        id=text_of(state.id),
+        lease_id=text_of(state.lease),
+        pid=state.pid,
+        uid=None if state.uid == UNKNOWN_UID else state.uid,
+        program="".join(c if c.isprintable() else "?" for c in state.program),
+        carrier=state.carrier,
+        started_at=state.opened_unix_ns / 1e9,
+        memory_used_bytes=sum(worker.memory_bytes for worker in state.workers),
+        worker_pids=tuple(worker.pid for worker in state.workers),
+    )
+
+
+class SessionBook:
+    """Thread-safe; the broker's thread writes, requests read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._used: dict[str, int] = {}  # virtual uuid without "GPU-" -> bytes
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        with self._lock:
+            self._sessions = {}
+            self._used = {}
+
+    def take_state(self, state: pb.State) -> None:
+        """Replaces all by the truth."""
+        sessions = {text_of(entry.id): session_of(entry) for entry in state.sessions}
+        used = {text_of(entry.id): entry.used_bytes for entry in state.slices}
+        with self._lock:
+            self._sessions = sessions
+            self._used = used
+
+    def take_event(self, event: pb.Event) -> None:
+        """Follows what happens between two states."""
+        what = event.WhichOneof("what")
+        with self._lock:
+            if what == "session_opened":
+                session = session_of(event.session_opened.session)
+                self._sessions[session.id] = session
+            elif what == "session_ended":
+                self._sessions.pop(text_of(event.session_ended.session), None)
+            elif what == "slice_usage":
+                self._used[text_of(event.slice_usage.slice)] = event.slice_usage.used_bytes
+
+    def sessions(self) -> list[Session]:
+        """All sessions, oldest first."""
+        with self._lock:
+            return sorted(self._sessions.values(), key=lambda s: (s.started_at, s.id))
+
+    def used_bytes(self, virtual_uuid: str) -> int:
+        """What is charged to a slice."""
+        with self._lock:
+            return self._used.get(virtual_uuid.removeprefix("GPU-"), 0)
+
+    def count(self, lease_id: str) -> int:
+        """How many sessions a lease has."""
+        with self._lock:
+            return sum(session.lease_id == lease_id for session in self._sessions.values())

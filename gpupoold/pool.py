@@ -1,0 +1,706 @@
+"""The pool of one host: every operation on GPUs, slices, leases and sessions.
+
+`_lock` makes plan and store of one change one step. The broker's news come in a thread of their
+own and never take it, so the broker may be asked while it is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpupoold.conf import Settings
+from gpupoold.errors import (
+    BrokerUnavailable,
+    Conflict,
+    InvalidRequest,
+    NoCapacity,
+    NotFound,
+    NotPermitted,
+    PoolError,
+)
+from gpupoold.gpus import Driver, HealthReport
+from gpupoold.health import HealthMonitor
+from gpupoold.leases import broker_pb2 as pb
+from gpupoold.leases.broker import BrokerClient
+from gpupoold.leases.desired import Desired, virtual_uuid_bytes
+from gpupoold.leases.news import record
+from gpupoold.leases.runs import Runs
+from gpupoold.leases.secrets import new_key
+from gpupoold.leases.sessions import SessionBook
+from gpupoold.model import (
+    Caller,
+    Event,
+    Gpu,
+    GpuState,
+    Health,
+    Lease,
+    LeaseKind,
+    ProcessIdentity,
+    Run,
+    Session,
+    Slice,
+)
+from gpupoold.slices import identity, planning
+from gpupoold.slices.planning import Request, Room
+from gpupoold.store import Store
+
+LOG = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SliceView:
+    """A slice with what is going on in it."""
+
+    piece: Slice
+    lease: Lease | None
+    used_bytes: int
+    sessions: int
+    gpu_health: Health
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A card with what it has promised."""
+
+    state: GpuState
+    room: Room
+    slices: int
+    sessions: int
+
+
+class Pool:
+    """Safe to use from several threads."""
+
+    def __init__(self, settings: Settings, store: Store, driver: Driver) -> None:
+        self.settings = settings
+        self.store = store
+        self.driver = driver
+        self.book = SessionBook()
+        self.broker = BrokerClient(settings.broker_socket, self)
+        self.runs = Runs(settings, self._run_ended)
+        self._lock = threading.RLock()
+        self._gpus: list[Gpu] = []  # those that the driver has now
+        self._reports: dict[str, HealthReport] = {}
+        self._monitor: HealthMonitor | None = None
+        self._news = threading.Condition()
+        self._dirty = threading.Event()
+        self._stopping = False
+        self._pusher = threading.Thread(target=self._push_when_dirty, name="pusher", daemon=True)
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Takes stock, repairs what an earlier end left half done, and goes to work."""
+        self._gpus = self.driver.inventory()
+        if not self._gpus:
+            LOG.warning(
+                "this host has no GPU (%s): slices cannot be made here",
+                self.driver.absence or "the driver reports none",
+            )
+        self._take_stock()
+        self._repair()
+        self._monitor = HealthMonitor(
+            self.driver,
+            [gpu.uuid for gpu in self._gpus],
+            self.settings.health_interval,
+            self._take_report,
+        )
+        self._monitor.look()
+        self._monitor.start()
+        self.runs.start()
+        self._resume_runs()
+        self.broker.start()
+        self._pusher.start()
+
+    def stop(self) -> None:
+        """Stops working; running programs do not notice."""
+        self._stopping = True
+        self._dirty.set()
+        if self._monitor:
+            self._monitor.stop()
+        self.runs.stop()
+        self.broker.stop()
+        with self._news:
+            self._news.notify_all()
+
+    def _take_stock(self) -> None:
+        present = {gpu.uuid for gpu in self._gpus}
+        slices = self.store.slices()
+        known = {gpu.uuid for gpu, _, _ in self.store.gpus()}
+        with self.store.change() as change:
+            for gpu in self._gpus:
+                change.put_gpu(gpu)
+                if gpu.uuid not in known:
+                    change.event(
+                        "gpu.added", gpu.uuid, f"{gpu.name} with {gpu.memory_mib} MiB was found"
+                    )
+            for gone in known - present:
+                if any(piece.gpu_uuid == gone for piece in slices):
+                    LOG.warning("GPU %s has slices and is missing", gone)
+                else:
+                    change.forget_gpu(gone)
+                    change.event("gpu.removed", gone, "the card is gone; it had no slices")
+
+    def _repair(self) -> None:
+        """Makes slices without lease usable again and drops leases without purpose."""
+        _, slices, leases, runs = self.store.snapshot()
+        leased = {slice_id for lease in leases for slice_id in lease.slice_ids}
+        running = {run.lease_id for run in runs}
+        with self.store.change() as change:
+            for lease in leases:
+                if lease.kind == LeaseKind.RUN and lease.id not in running:
+                    for slice_id in lease.slice_ids:
+                        change.delete_slice(slice_id)
+                    change.delete_lease(lease.id)
+            for piece in slices:
+                if piece.id in leased:
+                    continue
+                if piece.temporary:
+                    change.delete_slice(piece.id)
+                else:
+                    LOG.warning("slice %s had no lease and gets a new one", piece.name)
+                    change.add_lease(_new_lease(LeaseKind.OWNER, piece.owner_uid, piece.id))
+
+    def _resume_runs(self) -> None:
+        _, _, leases, runs = self.store.snapshot()
+        by_id = {lease.id: lease for lease in leases}
+        self.runs.forget_strangers([run.id for run in runs])
+        for run in runs:
+            if not self.runs.resume(run, by_id[run.lease_id]):
+                self._run_ended(run.id)
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def gpu_states(self) -> list[GpuState]:
+        """Every card that is here or has slices, in the driver's order."""
+        present = {gpu.uuid: gpu for gpu in self._gpus}
+        states = []
+        for stored, mode, drained in self.store.gpus():
+            gpu = present.get(stored.uuid)
+            if gpu is None:
+                report = HealthReport(Health.MISSING, "the driver does not know this card any more")
+            else:
+                report = self._reports.get(stored.uuid, HealthReport(Health.OK))
+            states.append(
+                GpuState(
+                    gpu or stored,
+                    mode,
+                    drained,
+                    report.health,
+                    report.reason,
+                    self.settings.memory_reserve_mib,
+                )
+            )
+        return states
+
+    def gpus(self) -> list[GpuView]:
+        """Every card with what it has promised."""
+        self._refresh()
+        return self._gpu_views()
+
+    def _gpu_views(self) -> list[GpuView]:
+        _, slices, leases, _ = self.store.snapshot()
+        lease_of = {slice_id: lease.id for lease in leases for slice_id in lease.slice_ids}
+        views = []
+        for state in self.gpu_states():
+            mine = [piece for piece in slices if piece.gpu_uuid == state.gpu.uuid]
+            users = {lease_of[piece.id] for piece in mine if piece.id in lease_of}
+            views.append(
+                GpuView(
+                    state,
+                    planning.room_of(state, slices),
+                    len(mine),
+                    sum(self.book.count(lease_id) for lease_id in users),
+                )
+            )
+        return views
+
+    def gpu(self, wanted: str) -> GpuView:
+        """One card; raises NotFound."""
+        views = self.gpus()
+        state = planning.find_gpu([view.state for view in views], wanted)
+        return next(view for view in views if view.state.gpu.uuid == state.gpu.uuid)
+
+    def _refresh(self) -> None:
+        """Asks the broker for the truth; without a broker, what was last known has to do."""
+        try:
+            self.broker.query(2)
+        except PoolError as error:
+            LOG.debug("not refreshed: %s", error)
+
+    def slices(self, caller: Caller) -> list[SliceView]:
+        """The caller's slices."""
+        self._refresh()
+        _, slices, leases, _ = self.store.snapshot()
+        health = {state.gpu.uuid: state.health for state in self.gpu_states()}
+        return [
+            self._slice_view(piece, leases, health)
+            for piece in slices
+            if caller.may_use(piece.owner_uid)
+        ]
+
+    def _slice_view(
+        self, piece: Slice, leases: Sequence[Lease], health: dict[str, Health]
+    ) -> SliceView:
+        lease = next((lease for lease in leases if piece.id in lease.slice_ids), None)
+        return SliceView(
+            piece,
+            lease,
+            self.book.used_bytes(piece.virtual_uuid),
+            self.book.count(lease.id) if lease else 0,
+            health.get(piece.gpu_uuid, Health.MISSING),
+        )
+
+    def slice(self, caller: Caller, name: str, *, refresh: bool = True) -> SliceView:
+        """One slice by name, id or virtual UUID; raises NotFound or NotPermitted."""
+        if refresh:
+            self._refresh()
+        _, slices, leases, _ = self.store.snapshot()
+        piece = self._find_slice(caller, slices, name)
+        health = {state.gpu.uuid: state.health for state in self.gpu_states()}
+        return self._slice_view(piece, leases, health)
+
+    @staticmethod
+    def _find_slice(caller: Caller, slices: Sequence[Slice], name: str) -> Slice:
+        for piece in slices:
+            if name in (piece.name, piece.id, piece.virtual_uuid):
+                if not caller.may_use(piece.owner_uid):
+                    raise NotPermitted(f"slice {name} belongs to another user")
+                return piece
+        raise NotFound(f"there is no slice {name}; `slice list` shows those there are")
+
+    def leases(self, caller: Caller) -> list[Lease]:
+        """The caller's leases."""
+        self._refresh()
+        return [lease for lease in self.store.leases() if caller.may_use(lease.owner_uid)]
+
+    def lease(self, caller: Caller, lease_id: str) -> Lease:
+        """One lease by id or an unambiguous beginning of 4 characters or more."""
+        leases = self.leases(caller)
+        found = [lease for lease in leases if lease.id == lease_id] or [
+            lease for lease in leases if len(lease_id) >= 4 and lease.id.startswith(lease_id)
+        ]
+        if len(found) != 1:
+            raise NotFound(f"there is no lease {lease_id}; `lease list` shows those there are")
+        return found[0]
+
+    def sessions(self, caller: Caller) -> list[tuple[Session, Lease]]:
+        """The caller's sessions with their leases."""
+        self._refresh()
+        leases = {lease.id: lease for lease in self.store.leases()}
+        return [
+            (session, leases[session.lease_id])
+            for session in self.book.sessions()
+            if session.lease_id in leases and caller.may_use(leases[session.lease_id].owner_uid)
+        ]
+
+    def slice_names(self) -> dict[str, str]:
+        """The name of each slice by id."""
+        return {piece.id: piece.name for piece in self.store.slices()}
+
+    def events(
+        self, caller: Caller, after_id: int, limit: int, follow: bool, wait: float = 1.0
+    ) -> Iterator[Event | None]:
+        """Stored events, then each new one; None now and then, so that the reader can leave."""
+        last = after_id
+        while True:
+            found = self.store.events(last, limit)
+            for event in found:
+                last = event.id
+                if event.owner_uid is None or caller.may_use(event.owner_uid):
+                    yield event
+            limit = 0  # it holds for the stored ones only
+            if not follow or self._stopping:
+                return
+            if not found:
+                with self._news:
+                    self._news.wait(wait)
+                yield None
+
+    def notify(self) -> None:
+        """Wakes those who follow the events."""
+        with self._news:
+            self._news.notify_all()
+
+    # ---- changes: GPUs --------------------------------------------------------------------------
+
+    def set_drained(self, caller: Caller, wanted: str, drained: bool) -> GpuView:
+        """Sets the drain mark; only for administrators."""
+        if not caller.is_admin:
+            raise NotPermitted("only root may drain a GPU")
+        with self._lock:
+            state = planning.find_gpu(self.gpu_states(), wanted)
+            if state.drained != drained:
+                with self.store.change() as change:
+                    change.set_drained(state.gpu.uuid, drained)
+                    if drained:
+                        change.event("gpu.drained", state.gpu.uuid, "the card takes no new slices")
+                    else:
+                        change.event("gpu.undrained", state.gpu.uuid, "the card takes slices again")
+        self.notify()
+        return self.gpu(state.gpu.uuid)
+
+    def _take_report(self, gpu_uuid: str, report: HealthReport) -> None:
+        before = self._reports.get(gpu_uuid, HealthReport(Health.OK))
+        self._reports[gpu_uuid] = report
+        if report.health == before.health and report.reason == before.reason:
+            return
+        text = f"health is {report.health.value}" + (f": {report.reason}" if report.reason else "")
+        LOG.warning("GPU %s: %s", gpu_uuid, text)
+        self._tell("gpu.health", gpu_uuid, text)
+
+    # ---- changes: slices ------------------------------------------------------------------------
+
+    def create_slice(self, caller: Caller, request: Request) -> SliceView:
+        """Makes a slice and leases it to the caller. Raises what planning and the store raise."""
+        with self._lock:
+            slices = self.store.slices()
+            planning.check_request(request)
+            self._check_count(caller, slices)
+            piece = self._plan(caller, request, slices, temporary=False)
+            lease = _new_lease(LeaseKind.OWNER, caller.uid, piece.id)
+            with self.store.change() as change:
+                change.add_slice(piece)
+                change.add_lease(lease)
+                change.event("slice.created", piece.name, _made(piece), owner_uid=caller.uid)
+        self.notify()
+        self._sync()
+        return self.slice(caller, piece.id)
+
+    def _check_count(self, caller: Caller, slices: Sequence[Slice]) -> None:
+        most = self.settings.max_slices_per_user
+        if caller.is_admin:
+            return
+        if sum(piece.owner_uid == caller.uid for piece in slices) >= most:
+            raise NoCapacity(f"a user may have at most {most} slices at once on this host")
+
+    def _plan(
+        self, caller: Caller, request: Request, slices: Sequence[Slice], *, temporary: bool
+    ) -> Slice:
+        for other in slices:  # also checked by the store; here the sentence can be better
+            if other.name == request.name:
+                raise Conflict(f"there is already a slice named {request.name}")
+        plan = planning.plan_slice(
+            request, self.gpu_states(), slices, self.settings.placement_policy
+        )
+        return Slice(
+            id=str(uuid.uuid4()),
+            name=request.name,
+            kind=plan.kind,
+            gpu_uuid=plan.gpu_uuid,
+            compute_percent=request.compute_percent,
+            memory_mib=request.memory_mib,
+            mode=plan.mode,
+            priority=request.priority,
+            virtual_uuid=identity.new_virtual_uuid(),
+            pci_address=identity.free_pci_address(piece.pci_address for piece in slices),
+            owner_uid=caller.uid,
+            temporary=temporary,
+            created_at=time.time(),
+        )
+
+    def resize_slice(self, caller: Caller, name: str, compute: int, memory: int) -> SliceView:
+        """Gives a slice another size; 0 leaves that part as it is.
+
+        Raises Conflict when more memory is in use than the new size, NoCapacity when the card has
+        no room for it, BrokerUnavailable when nobody can tell how much is in use.
+        """
+        if not compute and not memory:
+            raise InvalidRequest("neither a new compute share nor a new memory size is given")
+        with self._lock:
+            piece = self._find_slice(caller, self.store.slices(), name)
+        if memory and memory < piece.memory_mib and not self.broker.connected:
+            raise BrokerUnavailable(
+                f"slice {piece.name} cannot shrink now: the broker, which knows what is in use, is "
+                f"not connected: {self.broker.problem}"
+            )
+        self._refresh()
+        with self._lock:
+            slices = self.store.slices()
+            piece = self._find_slice(caller, slices, name)
+            compute = compute or piece.compute_percent
+            memory = memory or piece.memory_mib
+            states = {state.gpu.uuid: state for state in self.gpu_states()}
+            planning.check_resize(
+                piece,
+                compute,
+                memory,
+                states[piece.gpu_uuid],
+                slices,
+                self.book.used_bytes(piece.virtual_uuid),
+            )
+            # Shrinking: the broker decides, since memory is charged while we talk.
+            if memory < piece.memory_mib:
+                try:
+                    self.broker.resize_slice(
+                        virtual_uuid_bytes(piece.virtual_uuid), memory << 20, compute
+                    )
+                except NotFound:
+                    pass  # a slice that was not pushed yet has nothing in use
+            try:
+                with self.store.change() as change:
+                    change.resize_slice(piece.id, compute, memory)
+                    change.event(
+                        "slice.resized",
+                        piece.name,
+                        f"from {piece.compute_percent} % and {piece.memory_mib} MiB to {compute} % "
+                        f"and {memory} MiB",
+                        owner_uid=piece.owner_uid,
+                    )
+            except PoolError:
+                self._dirty.set()  # the broker goes back to the old size
+                raise
+        self.notify()
+        self._sync()
+        return self.slice(caller, piece.id)
+
+    def delete_slice(self, caller: Caller, name: str, force: bool) -> None:
+        """Removes a slice; with force, its sessions end with it. Raises Conflict if it has any."""
+        view = self.slice(caller, name)
+        if view.sessions and not force:
+            raise Conflict(
+                f"slice {view.piece.name} has {view.sessions} running "
+                f"session{'s' if view.sessions > 1 else ''}; end them first, or use --force"
+            )
+        with self._lock:
+            piece = self._find_slice(caller, self.store.slices(), view.piece.id)
+            lease_ids = {lease.id for lease in self.store.leases() if piece.id in lease.slice_ids}
+            run_ids = [run.id for run in self.store.runs() if run.lease_id in lease_ids]
+            with self.store.change() as change:
+                change.delete_slice(piece.id)
+                change.event(
+                    "slice.deleted", piece.name, "the slice is gone", owner_uid=piece.owner_uid
+                )
+        for run_id in run_ids:
+            self.runs.remove_file(run_id)
+        self.notify()
+        self._sync()
+
+    # ---- changes: runs --------------------------------------------------------------------------
+
+    def start_run(
+        self,
+        caller: Caller,
+        slice_name: str,
+        request: Request | None,
+        command: str,
+    ) -> tuple[Run, Slice]:
+        """Prepares the calling process: its lease file, and with `request` a temporary slice.
+
+        Raises what create_slice raises, and BrokerUnavailable when no program could connect now.
+        """
+        if not self.broker.connected:
+            raise BrokerUnavailable(
+                f"programs cannot start now: the broker is not connected: {self.broker.problem}"
+            )
+        process = self.runs.identify(caller.pid)
+        with self._lock:
+            _, slices, leases, _ = self.store.snapshot()
+            run_id = str(uuid.uuid4())
+            if request is not None:
+                self._check_count(caller, slices)
+                request = replace(request, name=f"run-{caller.pid}-{run_id[:8]}")
+                piece = self._plan(caller, request, slices, temporary=True)
+                lease = _new_lease(LeaseKind.RUN, caller.uid, piece.id)
+            else:
+                piece = self._find_slice(caller, slices, slice_name)
+                lease = next(entry for entry in leases if piece.id in entry.slice_ids)
+                if lease.kind == LeaseKind.RUN:
+                    raise Conflict(f"slice {piece.name} belongs to one running program")
+            self._check_usable(piece)
+            run = _new_run(run_id, lease, caller, process, command, self.runs.file_of(run_id))
+            with self.store.change() as change:
+                if request is not None:
+                    change.add_slice(piece)
+                    change.add_lease(lease)
+                change.add_run(run)
+                change.event(
+                    "run.started",
+                    piece.name,
+                    f"process {caller.pid} runs {command}",
+                    owner_uid=caller.uid,
+                    pid=caller.pid,
+                    temporary=piece.temporary,
+                )
+        self.notify()
+        try:
+            if not self.runs.resume(run, lease):
+                raise Conflict(f"process {caller.pid} has ended already")
+            applied = self.broker.push()
+            for refused in applied.refused:
+                if refused.id == uuid.UUID(lease.id).bytes:
+                    raise Conflict(f"the broker refused the lease: {refused.sentence}")
+        except (PoolError, OSError) as error:
+            self._run_ended(run.id)
+            if isinstance(error, OSError):
+                raise PoolError(f"the lease file cannot be written: {error}") from None
+            raise
+        return run, piece
+
+    def _check_usable(self, piece: Slice) -> None:
+        for state in self.gpu_states():
+            if state.gpu.uuid != piece.gpu_uuid:
+                continue
+            if state.health in (Health.FAILED, Health.MISSING):
+                raise Conflict(
+                    f"slice {piece.name} cannot be used: its GPU {state.gpu.uuid} is "
+                    f"{state.health.value} ({state.health_reason})"
+                )
+
+    def _run_ended(self, run_id: str) -> None:
+        """Removes what belonged to a process: its lease file and its temporary slice."""
+        if self._stopping:
+            return  # the next start sees it
+        try:
+            self._remove_run(run_id)
+        except PoolError as error:
+            LOG.error("run %s is over and cannot be removed yet: %s", run_id, error)
+            retry = threading.Timer(RETRY_SECONDS, self._run_ended, (run_id,))
+            retry.daemon = True
+            retry.start()
+            return
+        self.runs.remove_file(run_id)
+        self.notify()
+        self._dirty.set()
+
+    def _remove_run(self, run_id: str) -> None:
+        with self._lock:
+            _, slices, leases, runs = self.store.snapshot()
+            run = next((run for run in runs if run.id == run_id), None)
+            if run is not None:
+                lease = next(lease for lease in leases if lease.id == run.lease_id)
+                names = {piece.id: piece.name for piece in slices}
+                subject = names.get(lease.slice_ids[0], "") if lease.slice_ids else ""
+                with self.store.change() as change:
+                    change.delete_run(run.id)
+                    if lease.kind == LeaseKind.RUN:
+                        for slice_id in lease.slice_ids:
+                            change.delete_slice(slice_id)
+                        change.delete_lease(lease.id)
+                    change.event(
+                        "run.ended",
+                        subject,
+                        f"process {run.process.pid} has ended",
+                        owner_uid=run.uid,
+                        pid=run.process.pid,
+                    )
+
+    def kill_session(self, caller: Caller, session_id: str) -> tuple[Session, Lease]:
+        """Ends a session; raises NotFound, BrokerUnavailable."""
+        sessions = self.sessions(caller)
+        found = [entry for entry in sessions if entry[0].id == session_id] or [
+            entry
+            for entry in sessions
+            if len(session_id) >= 4 and entry[0].id.startswith(session_id)
+        ]
+        if len(found) != 1:
+            raise NotFound(
+                f"there is no session {session_id}; `session list` shows those there are"
+            )
+        session, lease = found[0]
+        self.broker.kill_session(uuid.UUID(session.id).bytes, f"killed by user {caller.uid}")
+        return session, lease
+
+    # ---- the broker -----------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """Pushes now if the broker is there, else as soon as it comes back."""
+        try:
+            self.broker.push()
+        except PoolError as error:
+            LOG.info("the broker gets generation %d later: %s", self.store.generation(), error)
+            self._dirty.set()
+
+    def _push_when_dirty(self) -> None:
+        while not self._stopping:
+            self._dirty.wait()
+            self._dirty.clear()
+            if self._stopping:
+                return
+            while not self.broker.wait_connected(1):
+                if self._stopping:
+                    return
+            try:
+                self.broker.push()
+            except PoolError as error:
+                LOG.warning("push: %s", error)
+
+    def desired(self) -> Desired:
+        """The state to push (Listener)."""
+        generation, slices, leases, runs = self.store.snapshot()
+        return Desired(
+            generation,
+            self.settings,
+            tuple(gpu.uuid for gpu in self._gpus),
+            {piece.id: piece for piece in slices},
+            leases,
+            runs,
+        )
+
+    def broker_state(self, state: pb.State) -> None:
+        """The truth about sessions and accounts (Listener)."""
+        self.book.take_state(state)
+
+    def broker_event(self, event: pb.Event) -> None:
+        """Something happened (Listener)."""
+        self.book.take_event(event)
+        try:
+            if record(self.store, event):
+                self.notify()
+        except PoolError as error:
+            LOG.error("an event was not stored: %s", error)
+
+    def broker_applied(self, applied: pb.Applied) -> None:
+        """A pushed state is in force (Listener)."""
+        if applied.tcp_error:
+            LOG.error("the broker does not listen on TCP: %s", applied.tcp_error)
+        for refused in applied.refused:
+            LOG.warning("the broker refused %s: %s", refused.id.hex(), refused.sentence)
+        if self.runs.set_tcp_address(applied.tcp_address):
+            leases = {lease.id: lease for lease in self.store.leases()}
+            self.runs.rewrite(self.store.runs(), leases)
+
+    def broker_connected(self, hello: pb.Hello, restarted: bool) -> None:
+        """The connection stands (Listener)."""
+        LOG.info("connected to the broker %s, pid %d", hello.version, hello.pid)
+        if restarted:
+            self.book.clear()
+        self._tell("broker.connected", self.settings.host, f"broker of pid {hello.pid}")
+
+    def broker_disconnected(self, why: str) -> None:
+        """The connection is lost (Listener)."""
+        self.book.clear()
+        self._tell("broker.disconnected", self.settings.host, why)
+
+    def _tell(self, kind: str, subject: str, text: str) -> None:
+        """Stores an event that belongs to no change; a disk that is full does not stop the work."""
+        try:
+            with self.store.change(new_generation=False) as change:
+                change.event(kind, subject, text)
+        except PoolError as error:
+            LOG.error("an event was not stored: %s", error)
+        self.notify()
+
+
+def _new_lease(kind: LeaseKind, owner_uid: int, slice_id: str) -> Lease:
+    return Lease(str(uuid.uuid4()), kind, owner_uid, (slice_id,), time.time(), new_key())
+
+
+def _new_run(
+    run_id: str, lease: Lease, caller: Caller, process: ProcessIdentity, command: str, path: str
+) -> Run:
+    return Run(run_id, lease.id, caller.uid, process, command, path, time.time())
+
+
+def _made(piece: Slice) -> str:
+    return (
+        f"{piece.compute_percent} % and {piece.memory_mib} MiB of GPU {piece.gpu_uuid}, "
+        f"{piece.kind.value}, {piece.mode.value}"
+    )
