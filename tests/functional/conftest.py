@@ -1,0 +1,44 @@
+"""Fixtures of the functional tests: pools on the simulated GPU and compiled programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Behind the installed packages: the tests use the gpupool that was built and installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
+
+from gpupoold import paths  # noqa: E402
+from tests.functional.pool import Pool  # noqa: E402
+from tests.programs.toolchain import Compiler  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Compiler:
+    """Compiles the programs, each once for all runs of the tests."""
+    return Compiler()
+
+
+@pytest.fixture(scope="session")
+def simulated_driver() -> Path:
+    """The directory of the simulated driver."""
+    return paths.native_directory() / "simgpu"
+
+
+@pytest.fixture(scope="session")
+def shared_pool(simulated_driver: Path) -> Iterator[Pool]:
+    """A pool for all tests that leave it as they found it, with the slice "main"."""
+    with Pool(simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
+        pool.slice("main", compute=25, memory=4096)
+        yield pool
+
+
+@pytest.fixture
+def pool(simulated_driver: Path) -> Iterator[Pool]:
+    """A pool of the test's own, with the slice "main" of 25 % and 4096 MiB."""
+    with Pool(simulated_driver) as own:
+        own.slice("main", compute=25, memory=4096)
+        yield own

@@ -1,0 +1,41 @@
+"""Faults of a kernel: 700, sticky, explained in the worker's log, and nobody else's business."""
+
+from __future__ import annotations
+
+import re
+
+from tests.functional.pool import Pool
+from tests.programs.catalog import Program
+from tests.programs.toolchain import Compiler
+
+
+def test_fault_is_sticky_and_logged(pool: Pool, compiler: Compiler) -> None:
+    good = compiler.driver("vector_add")
+    with pool.started("main", [str(compiler.driver("loop")), "0"]) as neighbour:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "ready\n"
+
+        program = Program("sticky", "driver", output=None)
+        faulty = pool.run("main", program.command(compiler))
+        assert program.problem(faulty.returncode, faulty.stdout) is None, faulty.stderr
+        address = re.search(r"address (0x[0-9a-f]+)", faulty.stdout)
+        assert address is not None
+
+        log = pool.worker_logs()
+        lines = [line for line in log.splitlines() if "overrun" in line]
+        assert lines, f"no line names the kernel:\n{log}"
+        line = lines[0]
+        assert address.group(1) in line, line
+        # Block 1, thread 5 wrote.
+        assert re.search(r"\b1, ?0, ?0\b", line) and re.search(r"\b5, ?0, ?0\b", line), line
+
+        after = pool.run("main", [str(good)])
+        assert (after.returncode, after.stdout) == (0, "ok\n"), after.stderr
+        assert neighbour.poll() is None, "the program beside it ended"
+
+
+def test_fault_found_by_the_runtime(pool: Pool, compiler: Compiler) -> None:
+    faulty = pool.run("main", [str(compiler.cuda("out_of_bounds"))])
+    assert (faulty.returncode, faulty.stdout) == (0, "ok\n"), faulty.stderr
+    after = pool.run("main", [str(compiler.cuda("vector_add"))])
+    assert (after.returncode, after.stdout) == (0, "ok\n"), after.stderr
