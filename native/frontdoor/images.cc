@@ -172,13 +172,9 @@ ImageKind classify(Bytes start) {
 CUresult open_trusted(const void* image, Image* result) {
   *result = {};
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  // Text may be shorter than the longest magic; a NUL ends it.
+  // Text may be shorter than the longest magic; a NUL ends it. No magic has a NUL in it.
   const auto* start = static_cast<const uint8_t*>(image);
-  size_t known = 0;
-  while (known < 64 && (start[known] != 0 || known < 4)) {
-    if (start[known] == 0 && known == 0) return CUDA_ERROR_INVALID_IMAGE;
-    if (start[known++] == 0) break;
-  }
+  const size_t known = strnlen(static_cast<const char*>(image), 64);
   result->kind = classify({start, known});
   switch (result->kind) {
     case ImageKind::kWrapper: {

@@ -1,0 +1,96 @@
+# gpupool_cuda_library(<target> DIRECTORY <name> SOURCES <files>… [LIBRARIES <static libraries>…]
+#                      [HEADERS <names>…] [OLD_GLIBC])
+#
+# Builds ${CMAKE_BINARY_DIR}/<name>/libcuda.so.1: the sources, the front door and the generated
+# exports. It exports CUDA's names only and brings no C++ runtime library along. A function of the
+# driver API is provided by defining it (extern "C"); what is not defined says so.
+#
+# OLD_GLIBC: compiled with PyPI's ziglang, so that the library loads on glibc 2.28; LIBRARIES are
+# then paths of archives, and HEADERS the third-party headers below /usr/include that the sources
+# use (files or directories: that directory itself must not be on this compiler's path).
+# The target has the property GPUPOOL_LIBRARY: the library's path.
+
+set(GPUPOOL_FRONTDOOR_SOURCES
+  log.cc default_stream.cc proc_address.cc error_names.cc context_storage.cc selftest.cc
+  export_tables.cc visible_devices.cc images.cc cubin.cc ptx_scan.cc)
+list(TRANSFORM GPUPOOL_FRONTDOOR_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/native/frontdoor/)
+set(GPUPOOL_FRONTDOOR_SOURCES ${GPUPOOL_FRONTDOOR_SOURCES} CACHE INTERNAL "")
+set(GPUPOOL_EXPORT_SOURCES
+  ${GPUPOOL_GENERATED}/api/exports.cc ${GPUPOOL_GENERATED}/api/twins.cc CACHE INTERNAL "")
+set(GPUPOOL_EXPORT_MAP ${GPUPOOL_GENERATED}/api/exports.map CACHE INTERNAL "")
+set(GPUPOOL_CUDA_LIBRARY_DEFINITIONS GPUPOOL_CUDA_ABI_EXACT=1
+  $<$<BOOL:${GPUPOOL_SELF_TEST_ANSWER}>:GPUPOOL_SELF_TEST_ANSWER=1> CACHE INTERNAL "")
+
+# Compiled once for all libraries that this compiler builds.
+add_library(gpupool_cuda_exports OBJECT EXCLUDE_FROM_ALL
+  ${GPUPOOL_FRONTDOOR_SOURCES} ${GPUPOOL_EXPORT_SOURCES})
+target_link_libraries(gpupool_cuda_exports PRIVATE gpupool_api)
+target_compile_definitions(gpupool_cuda_exports PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
+target_compile_options(gpupool_cuda_exports PRIVATE -ftls-model=initial-exec)
+
+function(gpupool_cuda_library target)
+  cmake_parse_arguments(arg "OLD_GLIBC" "DIRECTORY" "SOURCES;LIBRARIES;HEADERS" ${ARGN})
+  set(directory ${CMAKE_BINARY_DIR}/${arg_DIRECTORY})
+  file(MAKE_DIRECTORY ${directory})
+  find_library(ZSTD_STATIC NAMES libzstd.a REQUIRED)
+  find_library(LZ4_STATIC NAMES liblz4.a REQUIRED)
+  list(APPEND arg_LIBRARIES ${ZSTD_STATIC} ${LZ4_STATIC})
+  set(link_options -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,--version-script=${GPUPOOL_EXPORT_MAP}
+    -Wl,-z,now -Wl,-z,relro)
+  if(arg_OLD_GLIBC)
+    list(APPEND arg_HEADERS zstd.h zstd_errors.h lz4.h)
+    gpupool_old_glibc_library(${target} ${directory}/libcuda.so.1)
+    return()
+  endif()
+  add_library(${target} SHARED ${arg_SOURCES} $<TARGET_OBJECTS:gpupool_cuda_exports>)
+  target_link_libraries(${target} PRIVATE gpupool_api ${arg_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
+  target_compile_definitions(${target} PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
+  target_compile_options(${target} PRIVATE -ftls-model=initial-exec)
+  target_link_options(${target} PRIVATE ${link_options} -static-libstdc++ -static-libgcc
+    -Wl,--exclude-libs,ALL)
+  set_target_properties(${target} PROPERTIES PREFIX lib OUTPUT_NAME cuda SUFFIX .so.1 NO_SONAME ON
+    LIBRARY_OUTPUT_DIRECTORY ${directory} LINK_DEPENDS ${GPUPOOL_EXPORT_MAP}
+    GPUPOOL_LIBRARY ${directory}/libcuda.so.1)
+endfunction()
+
+# Uses the variables of gpupool_cuda_library (a macro: it runs in its scope).
+macro(gpupool_old_glibc_library target output)
+  execute_process(COMMAND ${Python3_EXECUTABLE} -c "import ziglang" RESULT_VARIABLE no_zig ERROR_QUIET)
+  if(no_zig)
+    message(FATAL_ERROR "The client library is compiled with PyPI's ziglang, which ${Python3_EXECUTABLE} "
+      "doesn't have. Install it, or set GPUPOOL_CLIENT_OLD_GLIBC=OFF for a library for this machine only.")
+  endif()
+  set(vendor ${CMAKE_CURRENT_BINARY_DIR}/${target}.include)
+  file(MAKE_DIRECTORY ${vendor})
+  foreach(header ${arg_HEADERS})
+    find_path(found_${header} ${header} REQUIRED NO_CACHE)
+    file(CREATE_LINK ${found_${header}}/${header} ${vendor}/${header} SYMBOLIC)
+  endforeach()
+  set(compiler ${Python3_EXECUTABLE} -m ziglang c++ -target x86_64-linux-gnu.2.28)
+  set(flags -std=c++20 -O2 -g1 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
+    -ftls-model=initial-exec -fno-sanitize=undefined -Wall -Wextra -Wno-missing-field-initializers
+    -Wno-nullability-completeness)
+  set(objects "")
+  foreach(source ${arg_SOURCES} ${GPUPOOL_FRONTDOOR_SOURCES} ${GPUPOOL_EXPORT_SOURCES})
+    get_filename_component(source ${source} ABSOLUTE)
+    string(MD5 hash ${source})
+    string(SUBSTRING ${hash} 0 8 hash)
+    get_filename_component(name ${source} NAME_WE)
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects/${name}.${hash}.o)
+    add_custom_command(OUTPUT ${object}
+      COMMAND ${compiler} ${flags} "-D$<JOIN:${GPUPOOL_CUDA_LIBRARY_DEFINITIONS},;-D>"
+        -I${CMAKE_SOURCE_DIR}/native -I${GPUPOOL_GENERATED} -I${vendor}
+        -MD -MF ${object}.d -c ${source} -o ${object}
+      DEPENDS ${source} gpupool_generated DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
+      COMMENT "Compiling ${name} for glibc 2.28")
+    list(APPEND objects ${object})
+  endforeach()
+  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects)
+  # zig's linker and its C++ library: both end up inside, hidden by the version script.
+  add_custom_command(OUTPUT ${output}
+    COMMAND ${compiler} -shared -o ${output} ${objects} ${arg_LIBRARIES} ${link_options} -lpthread -ldl
+    DEPENDS ${objects} ${GPUPOOL_EXPORT_MAP} VERBATIM
+    COMMENT "Linking ${output} for glibc 2.28")
+  add_custom_target(${target} ALL DEPENDS ${output})
+  set_target_properties(${target} PROPERTIES GPUPOOL_LIBRARY ${output})
+endmacro()

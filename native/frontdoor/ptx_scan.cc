@@ -1,0 +1,429 @@
+#include "frontdoor/ptx_scan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+namespace gpupool::frontdoor {
+namespace {
+
+bool is_word(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$' ||
+         c == '%' || c == '.' || (c & 0x80) != 0;
+}
+
+// Words (with the dots that begin or join them), numbers, strings and single other characters.
+class Lexer {
+ public:
+  explicit Lexer(std::string_view text) : text_(text.substr(0, text.find('\0'))) { advance(); }
+
+  std::string_view token() const { return token_; }
+  bool at_end() const { return token_.empty(); }
+  bool is(std::string_view expected) const { return token_ == expected; }
+
+  void advance() {
+    skip_space();
+    const size_t start = at_;
+    if (at_ >= text_.size()) {
+      token_ = {};
+      return;
+    }
+    if (text_[at_] == '"') {
+      at_ = text_.find('"', at_ + 1);
+      at_ = at_ == std::string_view::npos ? text_.size() : at_ + 1;
+    } else if (is_word(text_[at_])) {
+      ++at_;
+      // A directive begins a new word, unless the dot is inside of a number or a name.
+      while (at_ < text_.size() && is_word(text_[at_])) ++at_;
+    } else {
+      ++at_;
+    }
+    token_ = text_.substr(start, at_ - start);
+  }
+
+  bool accept(std::string_view expected) {
+    if (token_ != expected) return false;
+    advance();
+    return true;
+  }
+
+  // With the current token an opening brace: to the token after its partner. False: there is none.
+  bool skip_braces() {
+    int depth = 1;
+    while (at_ < text_.size()) {
+      const size_t next = text_.find_first_of("{}\"/", at_);
+      if (next == std::string_view::npos) break;
+      at_ = next;
+      const char c = text_[at_];
+      if (c == '/') {
+        const size_t before = at_;
+        skip_space();
+        if (at_ == before) ++at_;
+      } else if (c == '"') {
+        at_ = text_.find('"', at_ + 1);
+        at_ = at_ == std::string_view::npos ? text_.size() : at_ + 1;
+      } else {
+        ++at_;
+        depth += c == '{' ? 1 : -1;
+        if (depth == 0) {
+          advance();
+          return true;
+        }
+      }
+    }
+    at_ = text_.size();
+    token_ = {};
+    return false;
+  }
+
+  void skip_line() {
+    const size_t end = text_.find('\n', at_);
+    at_ = end == std::string_view::npos ? text_.size() : end;
+    advance();
+  }
+
+  int line() const {
+    return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + std::min(at_, text_.size()), '\n'));
+  }
+
+ private:
+  void skip_space() {
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v') {
+        ++at_;
+      } else if (text_.substr(at_, 2) == "//") {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else if (text_.substr(at_, 2) == "/*") {
+        const size_t end = text_.find("*/", at_ + 2);
+        at_ = end == std::string_view::npos ? text_.size() : end + 2;
+      } else {
+        return;
+      }
+    }
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  std::string_view token_;
+};
+
+std::optional<uint64_t> number(std::string_view text) {
+  int base = 10;
+  if (text.starts_with("0x") || text.starts_with("0X")) {
+    base = 16;
+    text.remove_prefix(2);
+  } else if (text.size() > 1 && text[0] == '0') {
+    base = 8;
+  }
+  if (text.ends_with('U')) text.remove_suffix(1);
+  uint64_t value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// Bytes of a fundamental type; 0: it is none.
+uint32_t type_bytes(std::string_view type) {
+  if (type == ".texref" || type == ".samplerref" || type == ".surfref") return 8;
+  if (type == ".f16x2" || type == ".bf16x2") return 4;
+  if (type == ".pred") return 1;
+  if (type.size() < 3 || type[0] != '.') return 0;
+  std::string_view bits = type.substr(2);
+  if (type.starts_with(".bf")) {
+    bits = type.substr(3);
+  } else if (type[1] != 'b' && type[1] != 's' && type[1] != 'u' && type[1] != 'f') {
+    return 0;
+  }
+  if (bits == "8") return 1;
+  if (bits == "16") return 2;
+  if (bits == "32") return 4;
+  if (bits == "64") return 8;
+  if (bits == "128") return 16;
+  return 0;
+}
+
+// What a module-level variable or a parameter declares.
+struct Declaration {
+  std::string_view name;
+  uint64_t bytes = 0;
+  uint32_t alignment = 0;
+  bool unsized = false;  // name[]: the initialiser gives the size
+};
+
+constexpr uint64_t kMaxVariableBytes = uint64_t{1} << 40;
+
+class Scanner {
+ public:
+  Scanner(std::string_view text, ProgramInfo* info) : lexer_(text), info_(info) {}
+
+  bool run(std::string* why) {
+    while (!lexer_.at_end() && ok_) statement();
+    if (ok_ && target_.architecture == 0) fail("there is no .target");
+    if (!ok_ && why != nullptr) *why = why_;
+    info_->architecture = target_.architecture;
+    return ok_;
+  }
+
+  PtxTarget target_only() {
+    while (!lexer_.at_end() && ok_ && target_.architecture == 0) statement();
+    return target_;
+  }
+
+ private:
+  void fail(const std::string& what) {
+    if (!ok_) return;
+    ok_ = false;
+    why_ = "line " + std::to_string(lexer_.line()) + ": " + what;
+  }
+
+  void statement() {
+    if (lexer_.accept(".visible") || lexer_.accept(".weak") || lexer_.accept(".common")) return;
+    if (lexer_.accept(".extern")) {
+      extern_ = true;
+      return;
+    }
+    const bool is_extern = std::exchange(extern_, false);
+    if (lexer_.accept(".version")) return version();
+    if (lexer_.accept(".target")) return target();
+    if (lexer_.accept(".address_size")) return lexer_.advance();
+    if (lexer_.is(".file") || lexer_.is(".loc")) return lexer_.skip_line();
+    if (lexer_.accept(".section")) return section();
+    if (lexer_.accept(".entry")) return entry(is_extern);
+    if (lexer_.accept(".func")) return skip_function();
+    if (lexer_.accept(".global")) return variables(is_extern, false);
+    if (lexer_.accept(".const")) return variables(is_extern, true);
+    if (lexer_.is(".shared") || lexer_.is(".tex") || lexer_.is(".pragma") || lexer_.is(".alias") ||
+        lexer_.is(".local")) {
+      return skip_statement();
+    }
+    if (lexer_.accept(";")) return;
+    fail("unexpected '" + std::string(lexer_.token().substr(0, 40)) + "'");
+  }
+
+  void version() {
+    const std::string_view token = lexer_.token();
+    const size_t dot = token.find('.');
+    auto major = number(token.substr(0, dot));
+    auto minor = dot == std::string_view::npos ? std::nullopt : number(token.substr(dot + 1));
+    if (!major || !minor) return fail("the .version is no number");
+    target_.version = static_cast<int>(*major * 10 + *minor);
+    lexer_.advance();
+  }
+
+  void target() {
+    do {
+      std::string_view token = lexer_.token();
+      if (token.starts_with("sm_") || token.starts_with("compute_")) {
+        token.remove_prefix(token.find('_') + 1);
+        if (token.ends_with('a')) target_.exact = true;
+        // sm_100f: every device of the family; treated as exact, which is the safe side.
+        if (token.ends_with('f')) target_.exact = true;
+        if (target_.exact) token.remove_suffix(1);
+        auto value = number(token);
+        if (!value || *value > 10000) return fail("the .target is unknown");
+        target_.architecture = static_cast<int>(*value);
+      }
+      lexer_.advance();
+    } while (lexer_.accept(","));
+  }
+
+  void section() {
+    while (!lexer_.at_end() && !lexer_.is("{")) lexer_.advance();
+    if (!lexer_.skip_braces()) fail("a section does not end");
+  }
+
+  void skip_statement() {
+    while (!lexer_.at_end() && !lexer_.is(";")) {
+      if (lexer_.is("{")) {
+        if (!lexer_.skip_braces()) return fail("an initialiser does not end");
+      } else {
+        lexer_.advance();
+      }
+    }
+    lexer_.advance();
+  }
+
+  void skip_function() {
+    while (!lexer_.at_end()) {
+      if (lexer_.accept(";")) return;
+      if (lexer_.is("{")) {
+        if (!lexer_.skip_braces()) fail("a function does not end");
+        return;
+      }
+      lexer_.advance();
+    }
+    fail("a function does not end");
+  }
+
+  // [.align N] .type [.ptr …] name [dimensions]; with the tokens of the state space taken already.
+  bool declaration(Declaration* result) {
+    uint32_t element = 0;
+    uint64_t vector = 1;
+    while (lexer_.token().starts_with('.')) {
+      if (lexer_.accept(".align")) {
+        auto value = number(lexer_.token());
+        if (!value || *value == 0 || *value > 4096) return fail("an alignment is wrong"), false;
+        result->alignment = static_cast<uint32_t>(*value);
+        lexer_.advance();
+      } else if (lexer_.accept(".ptr")) {
+        // What a pointer points to: a space and an alignment, which are not the parameter's.
+        while (lexer_.token().starts_with('.')) {
+          if (lexer_.accept(".align")) lexer_.advance();
+          else lexer_.advance();
+        }
+      } else if (lexer_.accept(".v2")) {
+        vector = 2;
+      } else if (lexer_.accept(".v4")) {
+        vector = 4;
+      } else if (lexer_.accept(".attribute")) {
+        int depth = 0;
+        do {
+          if (lexer_.is("(")) ++depth;
+          if (lexer_.is(")")) --depth;
+          if (lexer_.is(".managed")) managed_ = true;
+          lexer_.advance();
+        } while (depth > 0 && !lexer_.at_end());
+      } else {
+        const uint32_t bytes = type_bytes(lexer_.token());
+        if (bytes != 0) element = bytes;
+        lexer_.advance();
+      }
+    }
+    if (element == 0) return fail("a declaration has no type"), false;
+    element_ = element * vector;
+    return declarator(result);
+  }
+
+  // name [dimensions], of elements of element_ bytes
+  bool declarator(Declaration* result) {
+    result->name = lexer_.token();
+    lexer_.advance();
+    uint64_t bytes = element_;
+    while (lexer_.accept("[")) {
+      if (lexer_.accept("]")) {
+        result->unsized = true;
+        continue;
+      }
+      auto value = number(lexer_.token());
+      lexer_.advance();
+      if (!value || !lexer_.accept("]")) return fail("an array's size is wrong"), false;
+      if (*value != 0 && bytes > kMaxVariableBytes / *value) return fail("an array is too large"), false;
+      bytes *= *value;
+    }
+    result->bytes = bytes;
+    if (result->alignment == 0) result->alignment = static_cast<uint32_t>(element_);
+    return true;
+  }
+
+  void entry(bool is_extern) {
+    KernelLayout kernel;
+    kernel.name = lexer_.token();
+    lexer_.advance();
+    if (lexer_.accept("(")) {
+      uint64_t offset = 0;
+      while (ok_ && !lexer_.accept(")")) {
+        if (!lexer_.accept(".param")) return fail("a parameter list is wrong");
+        Declaration parameter;
+        if (!declaration(&parameter)) return;
+        offset = (offset + parameter.alignment - 1) / parameter.alignment * parameter.alignment;
+        if (parameter.unsized || offset + parameter.bytes > kMaxParameterBytes) {
+          return fail("the parameters are too large");
+        }
+        kernel.parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(parameter.bytes)});
+        offset += parameter.bytes;
+        if (!lexer_.accept(",") && !lexer_.is(")")) return fail("a parameter list is wrong");
+      }
+      kernel.parameter_bytes = static_cast<uint32_t>(offset);
+    }
+    while (!lexer_.at_end() && !lexer_.is("{") && !lexer_.is(";")) {
+      if (lexer_.accept(".maxntid")) {
+        shape(kernel.max_threads);
+      } else if (lexer_.accept(".reqntid")) {
+        shape(kernel.required_threads);
+      } else {
+        lexer_.advance();
+      }
+    }
+    if (lexer_.accept(";")) return;  // a declaration only
+    if (!lexer_.skip_braces()) return fail("the kernel " + kernel.name + " does not end");
+    if (is_extern) return;
+    if (info_->kernels.size() >= kMaxKernels) return fail("there are too many kernels");
+    info_->kernels.push_back(std::move(kernel));
+  }
+
+  void shape(uint32_t (&values)[3]) {
+    for (uint32_t& value : values) value = 1;
+    for (int i = 0; i < 3; ++i) {
+      auto value = number(lexer_.token());
+      if (!value || *value > UINT32_MAX) return fail("a block's shape is wrong");
+      values[i] = static_cast<uint32_t>(*value);
+      lexer_.advance();
+      if (!lexer_.accept(",")) return;
+    }
+  }
+
+  void variables(bool is_extern, bool constant) {
+    managed_ = false;
+    Declaration variable;
+    if (!declaration(&variable)) return;
+    for (;;) {
+      if (lexer_.accept("=")) {
+        const uint64_t elements = initialiser();
+        if (variable.unsized) variable.bytes *= elements;
+        variable.unsized = false;
+      }
+      if (!ok_) return;
+      if (!is_extern && !variable.unsized) {
+        if (info_->globals.size() >= kMaxGlobals) return fail("there are too many variables");
+        info_->globals.push_back({std::string(variable.name), variable.bytes, constant, managed_});
+      }
+      if (!lexer_.accept(",")) break;
+      variable = {};
+      if (!declarator(&variable)) return;
+    }
+    if (!lexer_.accept(";")) fail("a variable's declaration is wrong");
+  }
+
+  // Skips it; the number of its outermost elements.
+  uint64_t initialiser() {
+    uint64_t elements = 1;
+    int depth = 0;
+    while (!lexer_.at_end()) {
+      if (depth == 0 && (lexer_.is(",") || lexer_.is(";"))) return elements;
+      if (lexer_.is("{") || lexer_.is("(")) ++depth;
+      if (lexer_.is("}") || lexer_.is(")")) --depth;
+      if (lexer_.is(",") && depth == 1) ++elements;
+      lexer_.advance();
+    }
+    fail("an initialiser does not end");
+    return 0;
+  }
+
+  Lexer lexer_;
+  ProgramInfo* info_;
+  PtxTarget target_;
+  uint64_t element_ = 0;
+  bool extern_ = false;
+  bool managed_ = false;
+  bool ok_ = true;
+  std::string why_;
+};
+
+}  // namespace
+
+PtxTarget scan_ptx_target(std::string_view text) {
+  ProgramInfo ignored;
+  return Scanner(text, &ignored).target_only();
+}
+
+bool scan_ptx(std::string_view text, ProgramInfo* info, std::string* why) {
+  *info = {};
+  ProgramInfo found;
+  if (!Scanner(text, &found).run(why)) return false;
+  *info = std::move(found);
+  return true;
+}
+
+}  // namespace gpupool::frontdoor
