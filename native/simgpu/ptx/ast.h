@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -199,6 +200,7 @@ struct FunctionBody {
   std::vector<std::vector<uint32_t>> call_tables;    // function indices
   std::vector<Prototype> prototypes;
   std::vector<uint32_t> callees;          // functions named anywhere in the body, each once
+  std::vector<uint32_t> address_taken;    // those of them named elsewhere than as a call's target
   std::vector<uint32_t> shared_variables; // .shared variables named in the body, each once
   bool calls_indirectly = false;          // a call whose target is a register
   uint32_t local_bytes = 0, local_alignment = 1;          // all .local variables
@@ -206,6 +208,7 @@ struct FunctionBody {
   std::vector<uint32_t> parameter_registers;  // of .reg parameters: register, else kNoIndex
   std::vector<uint32_t> return_registers;     // of .reg results
   std::string_view text;                  // the unit's whole text
+  std::deque<std::string> owned_names;    // names that don't stand in the text as such
 
   std::span<const Operand> operands_of(const Instruction& i) const {
     return {operands.data() + i.first_operand, i.operand_count};
@@ -223,14 +226,14 @@ struct FunctionBody {
 
 // ---------------------------------------------------------------- declarations of one text
 
-struct InitialiserItem {
-  enum class Kind : uint8_t { kInteger, kFloat32, kFloat64, kSymbol } kind = Kind::kInteger;
-  uint64_t bits = 0;        // kInteger, kFloat32 (32 bits), kFloat64
-  uint64_t position = 0;    // element number
-  std::string symbol;       // kSymbol: a variable or a function
-  int64_t offset = 0;       // kSymbol: added to the address
+// An address inside an initialiser. The rest of the initialiser is VariableDeclaration::image.
+struct SymbolInitialiser {
+  uint64_t position = 0;    // byte offset in the variable
+  uint32_t bytes = 8;       // bytes written
+  std::string symbol;       // a variable or a function
+  int64_t offset = 0;       // added to the address
   bool generic = false;     // generic(symbol)
-  uint64_t mask = 0;        // mask(symbol): the bits of the address that are taken, shifted down
+  uint64_t mask = 0;        // mask(symbol): the bits of the address taken, shifted down; 0: all
   uint32_t line = 0;
 };
 
@@ -247,7 +250,8 @@ struct VariableDeclaration {
   bool unsized = false;        // extern array without a size: dynamic shared memory, or elsewhere
   bool managed = false;        // .attribute(.managed)
   bool initialised = false;
-  std::vector<InitialiserItem> initialiser;  // zeros left out at the end
+  std::vector<uint8_t> image;  // initial bytes; zeros at the end may be missing
+  std::vector<SymbolInitialiser> symbols;
   uint32_t line = 0;
 };
 

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,25 +37,33 @@ bool read_string(uint64_t address, size_t limit, const ReadDevice& read, std::st
 std::string assert_message(const ReadDevice& read, uint64_t message, uint64_t file, uint32_t line,
                            uint64_t function, const uint32_t block[3], const uint32_t thread[3]);
 
-// The heap of the device's malloc. Each block is an allocation of its own in the MemorySpace, so
-// that an access past its end is caught. Thread-safe.
+// The heap of the device's malloc: one arena of the MemorySpace, taken at the first allocation.
+// Thread-safe.
 class DeviceHeap {
  public:
-  DeviceHeap(std::shared_ptr<MemorySpace> memory, uint64_t capacity_bytes);
-  ~DeviceHeap();  // gives back what the program didn't free
+  static constexpr uint64_t kDefaultBytes = 8 * 1024 * 1024;  // CU_LIMIT_MALLOC_HEAP_SIZE
+
+  DeviceHeap(std::shared_ptr<MemorySpace> memory, uint64_t capacity_bytes = kDefaultBytes);
+  ~DeviceHeap();
   DeviceHeap(const DeviceHeap&) = delete;
   DeviceHeap& operator=(const DeviceHeap&) = delete;
 
-  uint64_t allocate(uint64_t bytes);  // 0: full, as CUDA's malloc; 16-byte aligned
-  bool free(uint64_t address);        // 0 is ignored; false: not a block of this heap
+  uint64_t allocate(uint64_t bytes);  // 16-byte aligned; 0: full, as CUDA's malloc
+  bool free(uint64_t address);        // 0 is ignored; false: not a live block of this heap
   uint64_t used_bytes() const;
 
  private:
   std::shared_ptr<MemorySpace> memory_;
   const uint64_t capacity_;
   mutable std::mutex mutex_;
-  std::map<uint64_t, uint64_t> blocks_;  // address -> charged bytes
+  uint64_t arena_ = 0;
+  std::map<uint64_t, uint64_t> blocks_;                 // address -> bytes
+  std::map<uint64_t, uint64_t> holes_;                  // address -> bytes
+  std::multimap<uint64_t, uint64_t> holes_by_size_;     // bytes -> address
   uint64_t used_ = 0;
+
+  void add_hole(uint64_t begin, uint64_t bytes);
+  void remove_hole(std::map<uint64_t, uint64_t>::iterator hole);
 };
 
 }  // namespace gpupool::simgpu::ptx

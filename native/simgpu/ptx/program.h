@@ -101,7 +101,9 @@ struct LinkResult {
 class LinkedProgram {
  public:
   // Parses the declarations of all texts, resolves names, allocates and initialises variables.
-  // With memory nullptr nothing is allocated, and bodies are parsed too, to find undefined names.
+  // With memory nullptr nothing is allocated. Bodies are parsed at once as long as the texts are
+  // not large (or with memory nullptr), so that wrong text is refused here, as drivers do; a body
+  // with something of a later PTX version in it only fails when it is used.
   // Errors are in the log, one a line, as a JIT would write them.
   static LinkResult link(const std::vector<SourceText>& sources, const DeviceModel& device,
                          std::shared_ptr<MemorySpace> memory);
@@ -143,6 +145,8 @@ class LinkedProgram {
     std::once_flag once;
     std::unique_ptr<FunctionBody> body;
     std::string error;
+    uint32_t error_line = 0;
+    bool uncertain = false;  // the error may be the parser's: the text is of a later PTX version
   };
   struct Symbol {
     SymbolKind kind = SymbolKind::kNone;
@@ -150,6 +154,11 @@ class LinkedProgram {
   };
   LinkedProgram() = default;
   const Symbol* find_symbol(int unit, std::string_view name) const;
+  LazyBody& parsed(uint32_t function);
+  // Allocates a .global or .const variable; false: out of memory.
+  bool allocate(Variable* variable);
+  // Writes its initialiser. Empty: done, else what is wrong with it.
+  std::string initialise(const Variable& variable, const VariableDeclaration& declaration);
   uint32_t add_function_scope_variable(const VariableDeclaration& declaration, int unit,
                                        std::string* error);
 
@@ -158,8 +167,13 @@ class LinkedProgram {
   std::deque<LazyBody> bodies_;
   std::vector<uint32_t> kernels_;
   std::vector<uint32_t> address_taken_;  // functions named in initialisers
-  std::vector<std::unordered_map<std::string, Symbol>> unit_symbols_;
-  std::unordered_map<std::string, Symbol> shared_symbols_;  // visible to the host
+  struct NameHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
+  };
+  using Symbols = std::unordered_map<std::string, Symbol, NameHash, std::equal_to<>>;
+  std::vector<Symbols> unit_symbols_;  // what each unit sees: its own names and those it imports
+  Symbols exported_;                   // names that units share
   mutable std::mutex variables_mutex_;
   std::deque<Variable> variables_;
   std::shared_ptr<MemorySpace> memory_;
