@@ -66,8 +66,8 @@ def test_gpupoold_killed_and_restarted(pool: Pool, compiler: Compiler) -> None:
         before = {
             "slices": sorted((s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
                              for s in pool.json("slice", "list")),
-            "leases": sorted(lease["uuid"] for lease in pool.json("lease", "list")),
-            "sessions": sorted(s["uuid"] for s in pool.sessions()),
+            "leases": sorted(lease["id"] for lease in pool.json("lease", "list")),
+            "sessions": sorted(s["id"] for s in pool.sessions()),
         }
         assert len(before["slices"]) == 2 and len(before["sessions"]) == 1
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
@@ -75,10 +75,10 @@ def test_gpupoold_killed_and_restarted(pool: Pool, compiler: Compiler) -> None:
             assert program.poll() is None
             pool.start_daemon()
             wait_for("the sessions to be known again",
-                     lambda: sorted(s["uuid"] for s in pool.sessions()) == before["sessions"], 10)
+                     lambda: sorted(s["id"] for s in pool.sessions()) == before["sessions"], 10)
             assert sorted((s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
                           for s in pool.json("slice", "list")) == before["slices"]
-            assert sorted(lease["uuid"] for lease in pool.json("lease", "list")) == (
+            assert sorted(lease["id"] for lease in pool.json("lease", "list")) == (
                 before["leases"])
             assert program.poll() is None, "the program noticed"
         with pool.started("other", [loop, "3"]) as later:
@@ -108,7 +108,7 @@ def test_session_killed_by_the_operator(pool: Pool, compiler: Compiler) -> None:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         [session] = pool.sessions()
-        pool.ctl("session", "kill", session["uuid"])
+        pool.ctl("session", "kill", session["id"])
         output = rest_of(program)
         assert program.returncode == 9, output
         assert f"error {UNAVAILABLE}" in output
