@@ -31,7 +31,7 @@ def simulated_driver() -> Path:
 @pytest.fixture(scope="session")
 def shared_pool(simulated_driver: Path) -> Iterator[Pool]:
     """A pool for all tests that leave it as they found it, with the slice "main"."""
-    with Pool(simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
+    with Pool(driver_directory=simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
         pool.slice("main", compute=25, memory=4096)
         yield pool
 
@@ -39,6 +39,14 @@ def shared_pool(simulated_driver: Path) -> Iterator[Pool]:
 @pytest.fixture
 def pool(simulated_driver: Path) -> Iterator[Pool]:
     """A pool of the test's own, with the slice "main" of 25 % and 4096 MiB."""
-    with Pool(simulated_driver) as own:
+    with Pool(driver_directory=simulated_driver) as own:
         own.slice("main", compute=25, memory=4096)
         yield own
+
+
+@pytest.fixture(scope="session")
+def pycuda_folder(compiler: Compiler) -> str:
+    """A folder with pycuda, built from source once (some minutes)."""
+    from tests.programs.pycuda import build_pycuda
+
+    return str(build_pycuda(compiler))

@@ -18,7 +18,7 @@ from tests.programs.toolchain import Compiler
 
 @pytest.fixture(scope="module")
 def hostile_pool(simulated_driver) -> Iterator[Pool]:
-    with Pool(simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
+    with Pool(driver_directory=simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
         pool.slice("main", compute=25, memory=4096)
         yield pool
 
@@ -26,7 +26,7 @@ def hostile_pool(simulated_driver) -> Iterator[Pool]:
 @pytest.fixture
 def control(hostile_pool: Pool, compiler: Compiler) -> Iterator[subprocess.Popen[str]]:
     """A program that works during the whole test and is asked for its result at the end."""
-    done = hostile_pool.directory / "done"
+    done = hostile_pool.root / "done"
     done.unlink(missing_ok=True)
     loop = str(compiler.driver("loop"))
     script = f"{loop} 20 >/dev/null && echo ready && while ! [ -e {done} ]; do {loop} 20 " \

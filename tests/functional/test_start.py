@@ -18,7 +18,8 @@ CONFIGURATION, DRIVER, STATE, SOCKET = 2, 3, 4, 5
 @pytest.fixture
 def idle(simulated_driver: Path) -> Iterator[Pool]:
     """A pool that has not been started."""
-    pool = Pool(simulated_driver)
+    pool = Pool(driver_directory=simulated_driver, start_broker=False)
+    pool.prepare()
     try:
         yield pool
     finally:
@@ -34,16 +35,16 @@ def one_sentence(output: str) -> str:
 
 
 def test_driver_directory_without_a_driver(idle: Pool, tmp_path: Path) -> None:
-    idle.driver = tmp_path
-    idle.write_config({})
+    idle.driver_directory = str(tmp_path)
+    idle.write_config()
     status, output = idle.daemon_once()
     assert status == DRIVER
     assert str(tmp_path) in one_sentence(output)
 
 
 def test_driver_directory_that_does_not_exist(idle: Pool) -> None:
-    idle.driver = Path("/nonexistent/driver")
-    idle.write_config({})
+    idle.driver_directory = "/nonexistent/driver"
+    idle.write_config()
     status, output = idle.daemon_once()
     assert status == DRIVER
     assert "/nonexistent/driver" in one_sentence(output)
@@ -52,8 +53,8 @@ def test_driver_directory_that_does_not_exist(idle: Pool) -> None:
 def test_broken_driver(idle: Pool, tmp_path: Path) -> None:
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         (tmp_path / name).write_text("not a library")
-    idle.driver = tmp_path
-    idle.write_config({})
+    idle.driver_directory = str(tmp_path)
+    idle.write_config()
     status, output = idle.daemon_once()
     assert status == DRIVER
     assert str(tmp_path) in one_sentence(output)
@@ -69,25 +70,26 @@ def test_broken_driver(idle: Pool, tmp_path: Path) -> None:
     ("gpus", "placement_policy", "fastest"),
 ])
 def test_wrong_configuration_value(idle: Pool, group: str, option: str, value: str) -> None:
-    idle.write_config({group: {option: value}})
+    idle.options = {group: {option: value}}
+    idle.write_config()
     status, output = idle.daemon_once()
     assert status == CONFIGURATION, output
     sentence = one_sentence(output)
-    assert option in sentence and str(idle.config) in sentence
+    assert option in sentence and str(idle.config_file) in sentence
 
 
 def test_configuration_that_is_not_one(idle: Pool) -> None:
-    idle.config.write_text("this is no configuration\n")
+    idle.config_file.write_text("this is no configuration\n")
     status, output = idle.daemon_once()
     assert status == CONFIGURATION
-    assert str(idle.config) in one_sentence(output)
+    assert str(idle.config_file) in one_sentence(output)
 
 
 def test_configuration_that_is_missing(idle: Pool) -> None:
-    idle.config.unlink()
+    idle.config_file.unlink()
     status, output = idle.daemon_once()
     assert status == CONFIGURATION
-    assert str(idle.config) in one_sentence(output)
+    assert str(idle.config_file) in one_sentence(output)
 
 
 @contextlib.contextmanager
@@ -113,7 +115,9 @@ def test_full_disk_at_the_start(idle: Pool, full_disks_possible: None) -> None:
 
 def test_disk_that_fills_up(idle: Pool, full_disks_possible: None) -> None:
     """A change that cannot be written is refused as a whole; what was there stays."""
-    with small_file_system(idle.state_dir, 4096), idle:
+    with small_file_system(idle.state_dir, 4096):
+        idle.start_broker()
+        idle.start_daemon()
         idle.slice("before", compute=10, memory=512)
         ballast = open(idle.state_dir / "ballast", "wb")
         with contextlib.suppress(OSError):
@@ -125,10 +129,10 @@ def test_disk_that_fills_up(idle: Pool, full_disks_possible: None) -> None:
         refused = None
         for number in range(200):  # the database has some room of its own
             refused = idle.ctl("slice", "create", "--name", f"more{number}", "--compute", "1",
-                               "--memory", "16", check=False)
+                               "--memory", "16")
             if refused.returncode != 0:
                 break
-            idle.ctl("slice", "delete", f"more{number}", check=False)
+            idle.ctl("slice", "delete", f"more{number}")
         assert refused is not None and refused.returncode != 0, "the full disk was never noticed"
         assert "Traceback" not in refused.stderr
         assert refused.returncode == 1, refused.stderr
@@ -136,8 +140,9 @@ def test_disk_that_fills_up(idle: Pool, full_disks_possible: None) -> None:
         if idle.daemon is not None and idle.daemon.poll() is not None:
             assert idle.daemon.returncode == STATE
             idle.start_daemon()
-        assert "before" in [s["name"] for s in idle.json("slice", "list")]
+        assert "before" in [s["name"] for s in idle.ctl_json("slice", "list")]
         idle.slice("after", compute=10, memory=512)
+        idle.end_daemon()
 
 
 @pytest.fixture
@@ -154,28 +159,23 @@ def test_socket_in_use(pool: Pool) -> None:
     assert status == SOCKET
     assert "gpupoold.sock" in one_sentence(output)
     # The one that was there is not disturbed.
-    assert [s["name"] for s in pool.json("slice", "list")] == ["main"]
+    assert [s["name"] for s in pool.ctl_json("slice", "list")] == ["main"]
 
 
 def test_socket_that_a_killed_one_left_behind(pool: Pool) -> None:
-    pool.kill(pool.daemon)
+    pool.end_daemon(signal.SIGKILL)
     assert (pool.run_dir / "gpupoold.sock").exists()
     pool.start_daemon()
-    assert [s["name"] for s in pool.json("slice", "list")] == ["main"]
+    assert [s["name"] for s in pool.ctl_json("slice", "list")] == ["main"]
 
 
 def test_host_without_any_gpu() -> None:
     """Runs, and says so. (Only where the system has no driver of its own.)"""
-    pool = Pool(None)
-    try:
-        with pool:
-            shown = pool.ctl("gpu", "list")
-            if pool.json("gpu", "list"):
-                return  # this machine has a card: nothing to be seen here
-            assert "no GPU" in shown.stdout + shown.stderr
-            refused = pool.ctl("slice", "create", "--name", "x", "--compute", "10", "--memory",
-                               "256", check=False)
-            assert refused.returncode == 4, refused.stderr  # no capacity
-            assert "gpu" in pool.logs().lower()
-    finally:
-        pool.stop()
+    with Pool(driver_directory="") as pool:
+        shown = pool.ctl("gpu", "list", check=True)
+        if pool.ctl_json("gpu", "list"):
+            return  # this machine has a card: nothing to be seen here
+        assert "no gpu" in (shown.stdout + shown.stderr).lower()
+        refused = pool.ctl("slice", "create", "--name", "x", "--compute", "10", "--memory", "256")
+        assert refused.returncode == 4, refused.stderr  # no capacity
+        assert "without gpus" in pool.logs().lower()

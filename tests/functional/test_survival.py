@@ -45,7 +45,7 @@ def test_broker_killed(pool: Pool, compiler: Compiler) -> None:
         assert program.stdout.readline() == "ready\n"
         workers = pool.worker_pids()
         assert workers
-        pool.kill(pool.broker)
+        pool.end_broker(signal.SIGKILL)
         output = rest_of(program)
         assert program.returncode == 9, output
         assert f"error {UNAVAILABLE}, again {UNAVAILABLE}" in output
@@ -65,20 +65,20 @@ def test_gpupoold_killed_and_restarted(pool: Pool, compiler: Compiler) -> None:
         assert program.stdout.readline() == "ready\n"
         before = {
             "slices": sorted((s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
-                             for s in pool.json("slice", "list")),
-            "leases": sorted(lease["id"] for lease in pool.json("lease", "list")),
+                             for s in pool.ctl_json("slice", "list")),
+            "leases": sorted(lease["id"] for lease in pool.ctl_json("lease", "list")),
             "sessions": sorted(s["id"] for s in pool.sessions()),
         }
         assert len(before["slices"]) == 2 and len(before["sessions"]) == 1
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-            pool.kill(pool.daemon, number)
+            pool.end_daemon(number)
             assert program.poll() is None
             pool.start_daemon()
             wait_for("the sessions to be known again",
                      lambda: sorted(s["id"] for s in pool.sessions()) == before["sessions"], 10)
             assert sorted((s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
-                          for s in pool.json("slice", "list")) == before["slices"]
-            assert sorted(lease["id"] for lease in pool.json("lease", "list")) == (
+                          for s in pool.ctl_json("slice", "list")) == before["slices"]
+            assert sorted(lease["id"] for lease in pool.ctl_json("lease", "list")) == (
                 before["leases"])
             assert program.poll() is None, "the program noticed"
         with pool.started("other", [loop, "3"]) as later:
@@ -93,7 +93,7 @@ def test_a_run_ends_while_gpupoold_is_down(pool: Pool, compiler: Compiler) -> No
         assert program.stdout is not None and program.stdin is not None
         assert program.stdout.readline() == "alloc 1000: 0\n"
         assert program.stdout.readline() == "waiting\n"
-        pool.kill(pool.daemon)
+        pool.end_daemon(signal.SIGKILL)
         os.killpg(program.pid, signal.SIGKILL)
         program.wait(timeout=30)
     pool.start_daemon()

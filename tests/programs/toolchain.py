@@ -139,7 +139,7 @@ class Compiler:
         """The executable of driver/<name>.c, which needs libcuda.so.1 when it starts."""
         source = HERE / "driver" / f"{name}.c"
         options = ["-std=gnu11", "-O1", "-Wall", "-pthread", f"-I{self.toolkit.include}"]
-        stub = self._driver_stub()
+        stub = self.driver_stub()
         key = self._key([source, HERE / "driver" / "common.h"], [self.toolkit.release, *options])
         return self._build(f"driver-{name}-{key}", lambda out: [
             "gcc", *options, str(source), "-o", out, "-Wl,--no-as-needed", f"-L{stub.parent}",
@@ -153,7 +153,8 @@ class Compiler:
             str(self.toolkit.nvcc), "-O2", "-std=c++17", "-arch=compute_75", "-ptx", str(source),
             "-o", out]).read_text()
 
-    def _driver_stub(self) -> Path:
+    def driver_stub(self) -> Path:
+        """An empty libcuda.so.1 to link with."""
         folder = self.cache / "stub"
         folder.mkdir(parents=True, exist_ok=True)
         return self._build("stub/libcuda.so.1", lambda out: [
