@@ -1,0 +1,36 @@
+// The memory account of one slice: what all its workers together have charged. It is rebuilt from
+// nothing, since it lives as long as the broker and the workers die with the broker.
+#pragma once
+
+#include <cstdint>
+
+namespace gpupool::broker {
+
+// What one worker holds. Its owner keeps it until the process is gone, then calls close().
+struct Charge {
+  uint64_t bytes = 0;
+};
+
+class SliceAccount {
+ public:
+  explicit SliceAccount(uint64_t limit) : limit_(limit) {}
+
+  // False, and nothing changes: it would go over the limit.
+  bool charge(Charge& worker, uint64_t bytes);
+  // Gives back at most what this worker has charged; returns what was given back. Less than asked
+  // for means that the worker does not tell the truth.
+  uint64_t refund(Charge& worker, uint64_t bytes);
+  // Gives back all that the worker has charged: its process is gone.
+  uint64_t close(Charge& worker);
+  // False, and nothing changes: more than that is in use.
+  bool resize(uint64_t limit);
+
+  uint64_t limit() const { return limit_; }
+  uint64_t used() const { return used_; }
+
+ private:
+  uint64_t limit_;
+  uint64_t used_ = 0;  // the sum of the workers' charges, and never above limit_
+};
+
+}  // namespace gpupool::broker

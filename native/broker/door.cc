@@ -1,0 +1,232 @@
+#include "broker/door.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <map>
+
+#include "broker/log.h"
+#include "broker/sockets.h"
+
+namespace gpupool::broker {
+namespace {
+
+constexpr int kAcceptsAtOnce = 16;  // then the loop looks after the others
+constexpr int64_t kHalfOpenMs = wire::kHandshakeTimeoutSeconds * 1000;
+constexpr int64_t kWaitMs = 60 * 1000;    // proven, and waiting for a probe or a worker
+constexpr int64_t kLingerMs = 500;        // refused: time to read the sentence
+constexpr size_t kLingerBytes = 64 * 1024;
+
+}  // namespace
+
+Door::Door(EventLoop& loop, Callbacks callbacks)
+    : loop_(loop), callbacks_(std::move(callbacks)), reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+
+Door::~Door() {
+  while (!guests_.empty()) drop(Guest(guests_.front()));
+  for (Listener& listener : listeners_) loop_.forget(listener.fd.get());
+}
+
+void Door::listen(Fd fd, const std::string& carrier) {
+  Listener& listener = listeners_.emplace_back(Listener{std::move(fd), carrier});
+  loop_.watch(listener.fd.get(), EPOLLIN, [this, at = &listener](uint32_t) { on_knock(*at); });
+}
+
+void Door::stop_tcp() {
+  listeners_.remove_if([this](const Listener& listener) {
+    if (listener.carrier != "tcp") return false;
+    loop_.forget(listener.fd.get());
+    return true;
+  });
+}
+
+void Door::on_knock(Listener& listener) {
+  for (int i = 0; i < kAcceptsAtOnce; i++) {
+    Fd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) {
+      admit(std::move(fd), listener.carrier);
+      continue;
+    }
+    if (errno != EMFILE && errno != ENFILE) return;  // nobody there, or he has gone already
+    // The backlog must not stay full, or the loop would spin: take the next one and close it.
+    log_limited("a client is turned away: no file descriptor is left (LimitNOFILE, ulimit -n)");
+    reserve_.reset();
+    Fd refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    refused.reset();
+    reserve_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    return;
+  }
+}
+
+void Door::admit(Fd fd, const std::string& carrier) {
+  Peer peer;
+  peer.carrier = carrier;
+  if (carrier == "unix") {
+    peer_of(fd.get(), &peer.uid, &peer.pid);
+  } else {
+    const int on = 1;
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  make_room();
+  auto guest = std::make_shared<Connection>(std::move(fd), std::move(peer), callbacks_.find_key);
+  const int number = guest->fd_.get();
+  if (!loop_.watch(number, EPOLLIN | EPOLLRDHUP,
+                   [this, guest](uint32_t events) { on_event(guest, events); })) {
+    return;
+  }
+  guests_.push_back(guest);
+  guest->timer_ = loop_.after(kHalfOpenMs, [this, guest] {
+    guest->timer_ = 0;
+    log_limited("a connection did not prove itself in time and is closed");
+    drop(guest);
+  });
+}
+
+// When too many have not proven themselves, the one who has the most of them loses his oldest, so
+// that one user's idle connections do not keep the others out.
+void Door::make_room() {
+  using State = wire::ServerHandshake::State;
+  const auto half_open = [](const Guest& guest) {
+    return guest->handshake_.state() != State::kProven;
+  };
+  std::map<uint32_t, size_t> by_uid;
+  size_t count = 0;
+  for (const Guest& guest : guests_) {
+    if (!half_open(guest)) continue;
+    count++;
+    by_uid[guest->peer_.uid]++;
+  }
+  if (count < max_half_open_) return;
+  const auto most = std::max_element(by_uid.begin(), by_uid.end(), [](auto& a, auto& b) {
+    return a.second < b.second;
+  });
+  const auto oldest = std::find_if(guests_.begin(), guests_.end(), [&](const Guest& guest) {
+    return half_open(guest) && guest->peer_.uid == most->first;
+  });
+  log_limited("too many connections have not proven themselves: the oldest of uid " +
+              std::to_string(most->first) + " is closed");
+  drop(Guest(*oldest));
+}
+
+void Door::drop(const Guest& guest) {
+  if (!guest->fd_) return;
+  loop_.forget(guest->fd_.get());
+  loop_.cancel(guest->timer_);
+  guest->fd_.reset();
+  guests_.remove(guest);
+}
+
+void Door::on_event(const Guest& guest, uint32_t events) {
+  using State = wire::ServerHandshake::State;
+  switch (guest->handshake_.state()) {
+    case State::kReadingHello:
+    case State::kReadingProof:
+      return read(guest);
+    case State::kProven:
+      // It waits for a probe or a worker. What it sends is for later, but not its leaving.
+      if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
+        drop(guest);
+      } else {
+        loop_.change(guest->fd_.get(), EPOLLRDHUP);
+      }
+      return;
+    case State::kRefused:
+      return discard(guest);
+    case State::kWelcomed:
+      return drop(guest);
+  }
+}
+
+void Door::read(const Guest& guest) {
+  using State = wire::ServerHandshake::State;
+  wire::ServerHandshake& handshake = guest->handshake_;
+  while (const size_t wanted = handshake.wanted()) {
+    uint8_t buffer[4096];
+    const ssize_t got = recv(guest->fd_.get(), buffer, std::min(wanted, sizeof buffer), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got <= 0) return drop(guest);
+    handshake.input(buffer, static_cast<size_t>(got));
+    if (!flush(guest)) return drop(guest);
+  }
+  if (handshake.state() == State::kRefused) {
+    log_limited("a connection (" + guest->peer_.carrier + ", uid " +
+                std::to_string(static_cast<int32_t>(guest->peer_.uid)) +
+                ") is refused before it has proven itself");
+    return linger(guest);
+  }
+  if (handshake.state() != State::kProven) return;
+  loop_.cancel(guest->timer_);
+  guest->timer_ = loop_.after(kWaitMs, [this, guest] {
+    guest->timer_ = 0;
+    refuse(guest, wire::RefusalCode::kNoWorker, "the GPU's driver did not answer in time");
+  });
+  callbacks_.on_proven(guest);
+}
+
+// The socket's buffer is empty and what the broker says in a handshake fits: a client for whom it
+// doesn't has not read, and is let go.
+bool Door::flush(const Guest& guest) {
+  std::string& output = guest->handshake_.output();
+  while (!output.empty()) {
+    const ssize_t sent = send(guest->fd_.get(), output.data(), output.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    output.erase(0, static_cast<size_t>(sent));
+  }
+  return true;
+}
+
+Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
+                 const std::vector<wire::DeviceSnapshot>& devices) {
+  if (guest->gone()) return {};
+  guest->handshake_.welcome(session, epoch, credit, devices);
+  if (!flush(guest)) {
+    drop(guest);
+    return {};
+  }
+  loop_.forget(guest->fd_.get());
+  loop_.cancel(guest->timer_);
+  guests_.remove(guest);
+  return std::move(guest->fd_);
+}
+
+void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {
+  if (guest->gone()) return;
+  log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) + ": a connection is refused: " +
+              sentence);
+  guest->handshake_.refuse(code, sentence);
+  if (!flush(guest)) return drop(guest);
+  linger(guest);
+}
+
+// Over TCP a close with unread data would be a reset, which can destroy the sentence on its way.
+void Door::linger(const Guest& guest) {
+  shutdown(guest->fd_.get(), SHUT_WR);
+  loop_.cancel(guest->timer_);
+  guest->timer_ = loop_.after(kLingerMs, [this, guest] {
+    guest->timer_ = 0;
+    drop(guest);
+  });
+  loop_.change(guest->fd_.get(), EPOLLIN | EPOLLRDHUP);
+  discard(guest);
+}
+
+void Door::discard(const Guest& guest) {
+  uint8_t buffer[4096];
+  for (;;) {
+    const ssize_t got = recv(guest->fd_.get(), buffer, sizeof buffer, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    guest->discarded_ += got > 0 ? static_cast<size_t>(got) : 0;
+    if (got <= 0 || guest->discarded_ > kLingerBytes) return drop(guest);
+  }
+}
+
+}  // namespace gpupool::broker

@@ -1,0 +1,90 @@
+// Where clients knock: the listening sockets, and connections until they have proven that they
+// have a lease's key. Whatever a stranger does here costs only his own connection.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "broker/fd.h"
+#include "broker/loop.h"
+#include "wire/handshake.h"
+
+namespace gpupool::broker {
+
+constexpr uint32_t kUnknownUid = 0xffffffff;
+
+struct Peer {
+  std::string carrier;         // "unix" or "tcp"
+  uint32_t uid = kUnknownUid;  // unix: from the kernel
+  uint32_t pid = 0;            // unix: from the kernel
+};
+
+class Door;
+
+// A connection that has proven itself and waits for an answer.
+class Connection {
+ public:
+  Connection(Fd fd, Peer peer, wire::ServerHandshake::FindKey find_key)
+      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {}
+
+  const wire::ServerHandshake& handshake() const { return handshake_; }
+  const Peer& peer() const { return peer_; }
+  bool gone() const { return !fd_; }  // it was closed, by either side
+
+ private:
+  friend class Door;
+  Fd fd_;
+  Peer peer_;
+  wire::ServerHandshake handshake_;
+  EventLoop::TimerId timer_ = 0;
+  size_t discarded_ = 0;
+};
+
+class Door {
+ public:
+  using Guest = std::shared_ptr<Connection>;
+  struct Callbacks {
+    wire::ServerHandshake::FindKey find_key;
+    std::function<void(const Guest&)> on_proven;
+  };
+  Door(EventLoop& loop, Callbacks callbacks);
+  ~Door();
+
+  // `carrier`: "unix" or "tcp". Takes a listening socket; stop_tcp() ends the TCP ones.
+  void listen(Fd listener, const std::string& carrier);
+  void stop_tcp();
+  void set_max_half_open(size_t count) { max_half_open_ = count; }
+
+  // Sends kWelcome and gives up the socket, which stands right behind the proof. None: the client
+  // has gone.
+  Fd welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
+             const std::vector<wire::DeviceSnapshot>& devices);
+  void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence);
+
+ private:
+  struct Listener {
+    Fd fd;
+    std::string carrier;
+  };
+
+  void on_knock(Listener& listener);
+  void admit(Fd fd, const std::string& carrier);
+  void make_room();
+  void on_event(const Guest& guest, uint32_t events);
+  void read(const Guest& guest);
+  bool flush(const Guest& guest);
+  void linger(const Guest& guest);
+  void discard(const Guest& guest);
+  void drop(const Guest& guest);
+
+  EventLoop& loop_;
+  Callbacks callbacks_;
+  std::list<Listener> listeners_;
+  std::list<Guest> guests_;  // the oldest first
+  size_t max_half_open_ = 128;
+  Fd reserve_;  // given up for a moment when the process has no descriptor left
+};
+
+}  // namespace gpupool::broker

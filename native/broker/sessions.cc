@@ -1,0 +1,359 @@
+#include "broker/sessions.h"
+
+#include <errno.h>
+#include <sodium.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "broker/log.h"
+
+namespace gpupool::broker {
+namespace {
+
+constexpr int64_t kUsageReportMs = 200;
+constexpr size_t kMaxWorkersPerSessionDevice = 4;  // of which all but one are about to end
+constexpr size_t kMaxWaiting = 1024;
+
+std::string bytes_of(const wire::Uuid& uuid) {
+  return std::string(reinterpret_cast<const char*>(uuid.data()), uuid.size());
+}
+
+wire::Uuid random_uuid() {
+  wire::Uuid uuid;
+  randombytes_buf(uuid.data(), uuid.size());
+  uuid[6] = static_cast<uint8_t>((uuid[6] & 0x0f) | 0x40);  // RFC 9562: version 4
+  uuid[8] = static_cast<uint8_t>((uuid[8] & 0x3f) | 0x80);
+  return uuid;
+}
+
+// A protobuf string must be UTF-8, and people will see it.
+std::string printable(const char* text) {
+  std::string result;
+  for (; *text != '\0'; text++) {
+    result += *text >= 0x20 && *text < 0x7f ? *text : '?';
+  }
+  return result;
+}
+
+}  // namespace
+
+SessionTable::SessionTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTable& devices,
+                           WorkerPool& workers, EventLog& events)
+    : loop_(loop), door_(door), leases_(leases), devices_(devices), workers_(workers),
+      events_(events) {}
+
+SessionTable::~SessionTable() {
+  for (auto& [id, session] : sessions_) {
+    if (session.control) loop_.forget(session.control.get());
+  }
+}
+
+Session* SessionTable::find(const wire::Uuid& id) {
+  auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : &found->second;
+}
+
+uint32_t SessionTable::count(const wire::Uuid& lease) const {
+  return static_cast<uint32_t>(std::count_if(
+      sessions_.begin(), sessions_.end(), [&](auto& entry) { return entry.second.lease == lease; }));
+}
+
+void SessionTable::on_proven(const Door::Guest& guest) {
+  if (static_cast<wire::ConnectionPurpose>(guest->handshake().hello().purpose) ==
+      wire::ConnectionPurpose::kSession) {
+    open_session(guest);
+  } else {
+    open_device(guest);
+  }
+}
+
+// ---- Sessions ---------------------------------------------------------------------------------
+
+void SessionTable::open_session(const Door::Guest& guest) {
+  using wire::RefusalCode;
+  const wire::Uuid lease_id = guest->handshake().lease();
+  const LeaseEntry* lease = leases_.find(lease_id);
+  if (lease == nullptr) {
+    return door_.refuse(guest, RefusalCode::kUnknownLease,
+                        "lease " + wire::format_uuid(lease_id) + " has ended");
+  }
+  const uint32_t limit = lease->max_sessions != 0 ? lease->max_sessions : default_limit_;
+  if (count(lease_id) >= limit) {
+    return door_.refuse(guest, RefusalCode::kLimit,
+                        "lease " + wire::format_uuid(lease_id) + " already has " +
+                            std::to_string(limit) + " sessions, the most that are allowed");
+  }
+  std::vector<wire::DeviceSnapshot> snapshots;
+  for (const SliceSpec& slice : lease->slices) {
+    const Device* device = devices_.find(slice.gpu);
+    if (device == nullptr || device->status == Device::Status::kFailed) {
+      return door_.refuse(guest, RefusalCode::kNoWorker,
+                          "GPU " + slice.gpu + " cannot be used: " +
+                              (device == nullptr ? "this host does not have it" : device->why));
+    }
+    if (device->status == Device::Status::kProbing) {
+      if (waiting_.size() >= kMaxWaiting) {
+        return door_.refuse(guest, RefusalCode::kLimit, "too many clients wait for the driver");
+      }
+      waiting_.push_back(guest);
+      return;
+    }
+    snapshots.push_back(slice_snapshot(*device, slice));
+  }
+
+  const wire::Uuid id = random_uuid();
+  Session session;
+  session.id = id;
+  session.lease = lease_id;
+  do {
+    session.epoch = randombytes_random();
+  } while (session.epoch == 0);  // 0 is the handshake's
+  session.peer = guest->peer();
+  if (session.peer.pid == 0) session.peer.pid = guest->handshake().hello().pid;
+  session.program = printable(guest->handshake().hello().program);
+  session.opened_unix_ns = unix_ns();
+  session.control = door_.welcome(guest, id, session.epoch, kInitialCredit, snapshots);
+  if (!session.control) return;
+  const int fd = session.control.get();
+  if (!loop_.watch(fd, EPOLLIN | EPOLLRDHUP, [this, id](uint32_t events) { on_control(id, events); })) {
+    return;  // the client sees its connection closed
+  }
+  Event event;
+  *event.mutable_session_opened()->mutable_session() = state_of(session);
+  sessions_.emplace(id, std::move(session));
+  events_.add(std::move(event));
+}
+
+void SessionTable::on_device_change() {
+  std::list<Door::Guest> waiting;
+  waiting.swap(waiting_);
+  for (const Door::Guest& guest : waiting) {
+    if (!guest->gone()) open_session(guest);  // which may put it back
+  }
+}
+
+// Nothing is defined for the control connection after the handshake, but that it stays open.
+void SessionTable::on_control(const wire::Uuid& id, uint32_t) {
+  Session* session = find(id);
+  if (session == nullptr || !session->control) return;
+  char byte;
+  const ssize_t got = recv(session->control.get(), &byte, 1, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got > 0) {
+    return end(*session, wire::RefusalCode::kBadFrame,
+               "the client sent something unknown on the control connection");
+  }
+  end(*session, wire::RefusalCode::kInternal, "the client closed the connection");
+}
+
+void SessionTable::end(Session& session, wire::RefusalCode code, const std::string& why) {
+  if (session.ended) return;
+  session.ended = true;
+  session.why = why;
+  const std::string frame = wire::refusal_frame(code, why, session.epoch, 1);
+  send(session.control.get(), frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  loop_.forget(session.control.get());
+  session.control.reset();
+  for (pid_t pid : session.workers) {
+    // The pool is asked to end what it has handed out.
+    workers_.end(*by_pid_.at(pid));
+  }
+  forget_if_over(session.id);
+}
+
+void SessionTable::forget_if_over(const wire::Uuid& id) {
+  Session* session = find(id);
+  if (session == nullptr || !session->ended || !session->workers.empty()) return;
+  Event event;
+  SessionEnded* ended = event.mutable_session_ended();
+  ended->set_session(bytes_of(session->id));
+  ended->set_lease(bytes_of(session->lease));
+  ended->set_why(session->why);
+  sessions_.erase(id);
+  events_.add(std::move(event));
+}
+
+void SessionTable::on_lease_end(const wire::Uuid& lease, const std::string& why) {
+  std::vector<wire::Uuid> concerned;
+  for (auto& [id, session] : sessions_) {
+    if (session.lease == lease) concerned.push_back(id);
+  }
+  for (const wire::Uuid& id : concerned) {
+    if (Session* session = find(id)) end(*session, wire::RefusalCode::kUnknownLease, why);
+  }
+}
+
+bool SessionTable::kill(const wire::Uuid& id, const std::string& why) {
+  Session* session = find(id);
+  if (session == nullptr || session->ended) return false;
+  log(LogLevel::kInfo, "session " + wire::format_uuid(id) + " is killed: " + why);
+  end(*session, wire::RefusalCode::kInternal, "killed: " + why);
+  return true;
+}
+
+// ---- Data connections and workers -------------------------------------------------------------
+
+void SessionTable::open_device(const Door::Guest& guest) {
+  using wire::RefusalCode;
+  const auto& handshake = guest->handshake();
+  Session* session = find(handshake.session());
+  const LeaseEntry* lease = leases_.find(handshake.lease());
+  if (lease == nullptr || session == nullptr || session->ended || session->lease != lease->id) {
+    return door_.refuse(guest, RefusalCode::kUnknownLease,
+                        "session " + wire::format_uuid(handshake.session()) +
+                            " does not exist under this lease, or has ended");
+  }
+  const uint32_t device = handshake.hello().device;
+  if (device >= lease->slices.size()) {
+    return door_.refuse(guest, RefusalCode::kBadFrame,
+                        "the lease has no device " + std::to_string(device));
+  }
+  const size_t most = lease->slices.size() * kMaxWorkersPerSessionDevice;
+  if (session->workers.size() + session->pending >= most) {
+    return door_.refuse(guest, RefusalCode::kLimit, "the session has too many workers");
+  }
+  // A client that connects again is done with the worker before.
+  if (auto found = session->current.find(device); found != session->current.end()) {
+    workers_.end(*by_pid_.at(found->second));
+    session->current.erase(found);
+  }
+  session->pending++;
+  workers_.acquire(lease->slices[device].gpu, [this, guest](Worker* worker, const std::string& why) {
+    start_device(guest, worker, why);
+  });
+}
+
+void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const std::string& why) {
+  using wire::RefusalCode;
+  const auto& handshake = guest->handshake();
+  const uint32_t device = handshake.hello().device;
+  Session* session = find(handshake.session());
+  if (session != nullptr) session->pending--;
+  const LeaseEntry* lease = leases_.find(handshake.lease());
+  // While the worker started the world went on.
+  const bool wanted = session != nullptr && !session->ended && lease != nullptr &&
+                      device < lease->slices.size();
+  if (worker == nullptr) {
+    return door_.refuse(guest, RefusalCode::kNoWorker, "no worker could be started: " + why);
+  }
+  if (!wanted || worker->gpu != lease->slices[device].gpu) {
+    workers_.put_back(*worker);
+    return door_.refuse(guest, RefusalCode::kUnknownLease, "the session has ended");
+  }
+  const Fd client = door_.welcome(guest, session->id, session->epoch, kInitialCredit, {});
+  if (!client) return workers_.put_back(*worker);
+
+  const SliceSpec& slice = lease->slices[device];
+  Worker::Owner owner;
+  owner.session = session->id;
+  owner.lease = lease->id;
+  owner.slice = slice.id;
+  owner.device = device;
+  owner.account = slice.account;
+  worker::AssignPayload payload{};
+  payload.epoch = session->epoch;
+  payload.minor = handshake.minor();
+  payload.initial_credit = kInitialCredit;
+  payload.arena_base = handshake.hello().arena_base;
+  payload.arena_bytes = handshake.hello().arena_bytes;
+  strncpy(payload.session, wire::format_uuid(session->id).c_str(), sizeof payload.session - 1);
+  // Known before it is told: if it does not take its session, its end is handled like any other.
+  session->workers.push_back(worker->pid);
+  session->current[device] = worker->pid;
+  by_pid_[worker->pid] = worker;
+  workers_.assign(*worker, owner, payload, client.get());
+
+  Event event;
+  WorkerStarted* started = event.mutable_worker_started();
+  started->set_session(bytes_of(owner.session));
+  started->set_lease(bytes_of(owner.lease));
+  started->set_slice(bytes_of(owner.slice));
+  started->set_pid(static_cast<uint32_t>(worker->pid));
+  events_.add(std::move(event));
+}
+
+void SessionTable::on_worker_end(const Worker& worker, const WorkerExit& exit) {
+  by_pid_.erase(worker.pid);
+  Event event;
+  WorkerEnded* ended = event.mutable_worker_ended();
+  ended->set_session(bytes_of(worker.owner.session));
+  ended->set_lease(bytes_of(worker.owner.lease));
+  ended->set_slice(bytes_of(worker.owner.slice));
+  ended->set_pid(static_cast<uint32_t>(worker.pid));
+  ended->set_expected(exit.expected);
+  ended->set_exit_status(exit.status);
+  ended->set_signal(exit.signal);
+  ended->set_why(printable(exit.why.c_str()));
+  events_.add(std::move(event));
+  if (Session* session = find(worker.owner.session)) {
+    std::erase(session->workers, worker.pid);
+    std::erase_if(session->current, [&](auto& entry) { return entry.second == worker.pid; });
+    forget_if_over(worker.owner.session);
+  }
+}
+
+// ---- Usage ------------------------------------------------------------------------------------
+
+void SessionTable::on_worker_usage(const Worker& worker) {
+  Usage& usage = usage_[worker.owner.slice];
+  usage.account = worker.owner.account;
+  if (usage.account->used() == 0) {
+    loop_.cancel(usage.timer);
+    return report_usage(worker.owner.slice);
+  }
+  if (usage.timer != 0) return;
+  usage.timer = loop_.after(kUsageReportMs, [this, slice = worker.owner.slice] {
+    usage_[slice].timer = 0;
+    report_usage(slice);
+  });
+}
+
+void SessionTable::report_usage(const wire::Uuid& slice) {
+  auto found = usage_.find(slice);
+  if (found == usage_.end()) return;
+  Usage& usage = found->second;
+  const uint64_t used = usage.account->used();
+  if (used != usage.reported) {
+    usage.reported = used;
+    Event event;
+    SliceUsage* report = event.mutable_slice_usage();
+    report->set_slice(bytes_of(slice));
+    report->set_used_bytes(used);
+    report->set_memory_bytes(usage.account->limit());
+    events_.add(std::move(event));
+  }
+  // Nothing is remembered of a slice that is not in use; the account is then the lease's alone.
+  if (used == 0 && usage.timer == 0) usage_.erase(found);
+}
+
+SessionState SessionTable::state_of(const Session& session) const {
+  SessionState state;
+  state.set_id(bytes_of(session.id));
+  state.set_lease(bytes_of(session.lease));
+  state.set_pid(session.peer.pid);
+  state.set_uid(session.peer.uid);
+  state.set_program(session.program);
+  state.set_opened_unix_ns(session.opened_unix_ns);
+  state.set_carrier(session.peer.carrier);
+  for (pid_t pid : session.workers) {
+    const Worker& worker = *by_pid_.at(pid);
+    WorkerState* entry = state.add_workers();
+    entry->set_pid(static_cast<uint32_t>(pid));
+    entry->set_slice(bytes_of(worker.owner.slice));
+    entry->set_memory_bytes(worker.charge.bytes);
+    entry->set_device(worker.owner.device);
+  }
+  return state;
+}
+
+void SessionTable::describe(std::vector<SessionState>* states) const {
+  for (const auto& [id, session] : sessions_) {
+    if (!session.ended) states->push_back(state_of(session));
+  }
+}
+
+}  // namespace gpupool::broker

@@ -1,0 +1,82 @@
+// The sessions: opened on a proven control connection, given workers on data connections, ended
+// with the control connection, by command, or with their lease.
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "broker/devices.h"
+#include "broker/door.h"
+#include "broker/events.h"
+#include "broker/leases.h"
+#include "broker/workers.h"
+
+namespace gpupool::broker {
+
+constexpr uint64_t kInitialCredit = 8 << 20;  // bytes that a client may send before the first credit
+
+struct Session {
+  wire::Uuid id{}, lease{};
+  uint32_t epoch = 0;
+  Peer peer;
+  std::string program;
+  int64_t opened_unix_ns = 0;
+  Fd control;
+  bool ended = false;             // waits for its last worker to be reaped
+  std::string why;                // it ended
+  std::vector<pid_t> workers;     // alive
+  std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
+  uint32_t pending = 0;           // data connections that wait for a worker
+};
+
+class SessionTable {
+ public:
+  SessionTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTable& devices,
+               WorkerPool& workers, EventLog& events);
+  ~SessionTable();
+
+  void set_default_limit(uint32_t sessions_per_lease) { default_limit_ = sessions_per_lease; }
+
+  void on_proven(const Door::Guest& guest);
+  void on_device_change();  // some that waited for a snapshot can go on
+  void on_worker_end(const Worker& worker, const WorkerExit& exit);
+  void on_worker_usage(const Worker& worker);
+  void on_lease_end(const wire::Uuid& lease, const std::string& why);
+  bool kill(const wire::Uuid& session, const std::string& why);  // false: there is none
+
+  void describe(std::vector<SessionState>* states) const;
+  uint32_t count(const wire::Uuid& lease) const;
+
+ private:
+  void open_session(const Door::Guest& guest);
+  void open_device(const Door::Guest& guest);
+  void start_device(const Door::Guest& guest, Worker* worker, const std::string& why);
+  void on_control(const wire::Uuid& id, uint32_t events);
+  void end(Session& session, wire::RefusalCode code, const std::string& why);
+  void forget_if_over(const wire::Uuid& id);
+  Session* find(const wire::Uuid& id);
+  SessionState state_of(const Session& session) const;
+  void report_usage(const wire::Uuid& slice);
+
+  EventLoop& loop_;
+  Door& door_;
+  LeaseTable& leases_;
+  DeviceTable& devices_;
+  WorkerPool& workers_;
+  EventLog& events_;
+  uint32_t default_limit_ = 256;
+  std::map<wire::Uuid, Session> sessions_;
+  std::map<pid_t, Worker*> by_pid_;  // assigned workers
+  std::list<Door::Guest> waiting_;         // for snapshots
+  struct Usage {
+    std::shared_ptr<SliceAccount> account;
+    EventLoop::TimerId timer = 0;
+    uint64_t reported = 0;
+  };
+  std::map<wire::Uuid, Usage> usage_;
+};
+
+}  // namespace gpupool::broker

@@ -1,0 +1,503 @@
+#include "broker/workers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <set>
+
+#include "broker/log.h"
+
+extern char** environ;
+
+namespace gpupool::broker {
+namespace {
+
+constexpr uint64_t kDefaultLogBytes = 1 << 20;
+constexpr int64_t kDefaultGraceMs = 200;
+constexpr size_t kKeptLogs = 256;
+constexpr int kMessagesAtOnce = 64;      // of one worker; then the loop looks after the others
+constexpr int64_t kRefillDelayMs = 30;   // so that a new worker does not slow the one just taken
+constexpr int64_t kFirstRetryMs = 1000;  // after a worker did not start; doubled each time
+constexpr int64_t kLastRetryMs = 60000;
+
+std::string identity_of_driver(const std::string& directory) {
+  if (directory.empty()) return "system";
+  const std::string path = directory + "/libcuda.so.1";
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) return path + " missing";
+  return path + " " + std::to_string(status.st_dev) + " " + std::to_string(status.st_ino) + " " +
+         std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(status.st_mtim.tv_nsec);
+}
+
+std::string describe(const WorkerExit& exit, const std::string& last_word) {
+  std::string text;
+  if (exit.signal != 0) {
+    text = std::string("ended by signal ") + std::to_string(exit.signal) + " (" +
+           strsignal(exit.signal) + ")";
+  } else {
+    text = "exited with status " + std::to_string(exit.status);
+  }
+  return last_word.empty() ? text : last_word;
+}
+
+}  // namespace
+
+WorkerPool::WorkerPool(EventLoop& loop, std::string executable, std::string run_dir,
+                       Callbacks callbacks)
+    : loop_(loop),
+      executable_(std::move(executable)),
+      log_directory_(run_dir + "/log"),
+      callbacks_(std::move(callbacks)) {
+  prepare_log_directory(log_directory_, kKeptLogs);
+}
+
+WorkerPool::~WorkerPool() { end_all(); }
+
+void WorkerPool::configure(const Settings& settings) {
+  settings_ = settings;
+  driver_identity_ = identity_of_driver(settings.driver_directory());
+  std::string identity = driver_identity_ + "|" + settings.worker_user() + "|" +
+                         settings.cgroup_parent() + "|" +
+                         (settings.warm_context() ? "context" : "") +
+                         (settings.no_seccomp() ? "|open" : "");
+  for (const auto& [name, value] : std::map<std::string, std::string>(
+           settings.worker_environment().begin(), settings.worker_environment().end())) {
+    identity += "|" + name + "=" + value;
+  }
+  if (geteuid() != 0 && !settings.worker_user().empty() && !noticed_user_) {
+    noticed_user_ = true;
+    log(LogLevel::kNotice, "the broker is not root: workers run as its own user, not as " +
+                               settings.worker_user());
+  }
+  if (settings.no_seccomp()) {
+    log(LogLevel::kWarning, "no_seccomp is set: workers may make any system call");
+  }
+  if (identity == identity_) return;
+  identity_ = identity;
+  epoch_++;
+  failed_until_.clear();
+  failures_.clear();
+  for (auto& worker : workers_) {
+    // One that somebody waits for starts again with the new settings, when it has ended.
+    if (!worker->probe && !worker->claim && worker->state <= Worker::State::kWarm) end(*worker);
+  }
+}
+
+void WorkerPool::keep_warm(std::vector<std::string> gpus) {
+  warm_gpus_ = std::move(gpus);
+  const std::set<std::string> wanted(warm_gpus_.begin(), warm_gpus_.end());
+  for (auto& worker : workers_) {
+    if (!worker->probe && !worker->claim && worker->state <= Worker::State::kWarm &&
+        !wanted.contains(worker->gpu)) {
+      end(*worker);
+    }
+  }
+  refill();
+}
+
+void WorkerPool::refill_soon(int64_t ms) {
+  const int64_t due = steady_ms() + ms;
+  if (refill_timer_ != 0 && refill_due_ <= due) return;
+  loop_.cancel(refill_timer_);
+  refill_due_ = due;
+  refill_timer_ = loop_.after(ms, [this] {
+    refill_timer_ = 0;
+    refill();
+  });
+}
+
+void WorkerPool::refill() {
+  const int64_t now = steady_ms();
+  for (const std::string& gpu : warm_gpus_) {
+    if (auto found = failed_until_.find(gpu); found != failed_until_.end() && found->second > now) {
+      refill_soon(found->second - now);
+      continue;
+    }
+    uint32_t have = 0;
+    std::vector<Worker*> spare;
+    for (auto& worker : workers_) {
+      if (worker->probe || worker->claim || worker->gpu != gpu || worker->epoch != epoch_ ||
+          worker->state > Worker::State::kWarm) {
+        continue;
+      }
+      if (++have > settings_.warm_workers()) spare.push_back(worker.get());
+    }
+    for (Worker* worker : spare) end(*worker);
+    for (; have < settings_.warm_workers(); have++) {
+      std::string why;
+      if (start(gpu, false, &why) == nullptr) {
+        log_limited("no warm worker for GPU " + gpu + ": " + why);
+        refill_soon(kFirstRetryMs);
+        break;
+      }
+    }
+  }
+}
+
+uint32_t WorkerPool::warm_count(const std::string& gpu) const {
+  return static_cast<uint32_t>(
+      std::count_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
+        return worker->gpu == gpu && worker->state == Worker::State::kWarm;
+      }));
+}
+
+void WorkerPool::acquire(const std::string& gpu, Acquired acquired) {
+  Worker* starting = nullptr;
+  for (auto& worker : workers_) {
+    if (worker->probe || worker->claim || worker->gpu != gpu || worker->epoch != epoch_) continue;
+    if (worker->state == Worker::State::kWarm) {
+      worker->state = Worker::State::kAssigned;
+      refill_soon(kRefillDelayMs);
+      return acquired(worker.get(), "");
+    }
+    if (worker->state == Worker::State::kStarting && starting == nullptr) starting = worker.get();
+  }
+  std::string why;
+  if (starting == nullptr) starting = start(gpu, false, &why);
+  if (starting == nullptr) return acquired(nullptr, why);
+  starting->claim = std::move(acquired);
+  refill_soon(kRefillDelayMs);
+}
+
+void WorkerPool::put_back(Worker& worker) {
+  if (worker.state != Worker::State::kAssigned) return;
+  worker.state = Worker::State::kWarm;
+  const bool wanted = std::find(warm_gpus_.begin(), warm_gpus_.end(), worker.gpu) != warm_gpus_.end();
+  if (!wanted || worker.epoch != epoch_) return end(worker);
+  refill_soon(0);  // which ends one too many
+}
+
+bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner,
+                        const worker::AssignPayload& payload, int client_fd) {
+  worker.owner = owner;
+  worker.assigned = true;
+  worker.log->begin(wire::format_uuid(owner.session));
+  const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
+  if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, client_fd,
+                           0, 0, false)) {
+    return true;
+  }
+  distrust(worker, "it does not take its session");
+  return false;
+}
+
+void WorkerPool::probe(const std::string& gpu, Probed probed) {
+  std::string why;
+  Worker* worker = start(gpu, true, &why);
+  if (worker == nullptr) return probed(nullptr, why);
+  worker->on_snapshot = std::move(probed);
+}
+
+// ---- Start ------------------------------------------------------------------------------------
+
+std::vector<std::string> WorkerPool::environment(const std::string& gpu) const {
+  std::map<std::string, std::string> variables = {
+      {"PATH", "/usr/bin:/bin"},
+      {"LANG", "C.UTF-8"},
+      // A cache of compiled kernels would be shared by tenants.
+      {"CUDA_CACHE_DISABLE", "1"},
+  };
+  if (!gpu.empty()) variables["CUDA_VISIBLE_DEVICES"] = gpu;
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view name = text.substr(0, equals);
+    if (name.starts_with("GPUPOOL_SIMGPU_") || name.starts_with("GPUPOOL_QUIET_") ||
+        name.starts_with("GPUPOOL_WORKER_") || name.ends_with("SAN_OPTIONS")) {
+      variables[std::string(name)] = std::string(text.substr(equals + 1));
+    }
+  }
+  for (const auto& [name, value] : settings_.worker_environment()) variables[name] = value;
+  std::vector<std::string> result;
+  for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
+  return result;
+}
+
+bool WorkerPool::spawn(Worker& worker, std::string* why) {
+  const auto failed = [why](const char* what, int error) {
+    *why = std::string("a worker could not be started: ") + what + ": " + strerror(error);
+    return false;
+  };
+  int channel[2], output[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channel) != 0) {
+    return failed("socketpair", errno);
+  }
+  worker.channel.reset(channel[0]);
+  Fd worker_channel(channel[1]);
+  if (pipe2(output, O_CLOEXEC) != 0) return failed("pipe2", errno);
+  Fd log_in(output[0]);
+  Fd log_out(output[1]);
+  fcntl(log_in.get(), F_SETFL, O_NONBLOCK);
+
+  std::vector<std::string> arguments = {
+      executable_,
+      "--broker-pid=" + std::to_string(getpid()),
+      "--gpu=" + worker.gpu,
+      "--driver-directory=" + settings_.driver_directory(),
+      "--user=" + settings_.worker_user(),
+      "--cgroup-parent=" + settings_.cgroup_parent(),
+  };
+  if (worker.probe) arguments.push_back("--probe");
+  if (settings_.warm_context() && !worker.probe) arguments.push_back("--warm-context");
+  if (settings_.no_seccomp()) arguments.push_back("--no-seccomp");
+  std::vector<std::string> variables = environment(worker.gpu);
+  std::vector<char*> argv, envp;
+  for (auto& argument : arguments) argv.push_back(argument.data());
+  for (auto& variable : variables) envp.push_back(variable.data());
+  argv.push_back(nullptr);
+  envp.push_back(nullptr);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, log_out.get(), 1);
+  posix_spawn_file_actions_adddup2(&actions, log_out.get(), 2);
+  posix_spawn_file_actions_adddup2(&actions, worker_channel.get(), worker::kChannelFd);
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  // A group of its own: Ctrl-C at the broker's terminal is the broker's business.
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(
+      &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  const int error = posix_spawn(&worker.pid, executable_.c_str(), &actions, &attributes, argv.data(),
+                                envp.data());
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) return failed(executable_.c_str(), error);
+
+  worker.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, worker.pid, 0)));
+  if (!worker.pidfd) {
+    const int reason = errno;
+    ::kill(worker.pid, SIGKILL);
+    waitpid(worker.pid, nullptr, 0);
+    return failed("pidfd_open", reason);
+  }
+  const uint64_t limit = settings_.worker_log_bytes();
+  worker.log = std::make_unique<WorkerLog>(loop_, std::move(log_in), log_directory_,
+                                           limit != 0 ? limit : kDefaultLogBytes);
+  return true;
+}
+
+Worker* WorkerPool::start(const std::string& gpu, bool probe, std::string* why) {
+  auto owned = std::make_unique<Worker>();
+  Worker* worker = owned.get();
+  worker->gpu = gpu;
+  worker->probe = probe;
+  worker->epoch = epoch_;
+  if (!spawn(*worker, why)) return nullptr;
+  workers_.push_back(std::move(owned));
+  loop_.watch(worker->pidfd.get(), EPOLLIN, [this, worker](uint32_t) { on_exit(*worker); });
+  loop_.watch(worker->channel.get(), EPOLLIN, [this, worker](uint32_t) { on_channel(*worker); });
+  return worker;
+}
+
+// ---- What workers say -------------------------------------------------------------------------
+
+void WorkerPool::on_channel(Worker& worker) {
+  for (int i = 0; i < kMessagesAtOnce && worker.channel; i++) {
+    worker::Message message;
+    switch (worker::receive_message(worker.channel.get(), &message, false)) {
+      case worker::ReceiveStatus::kNothing:
+        return;
+      case worker::ReceiveStatus::kClosed:
+        loop_.forget(worker.channel.get());
+        worker.channel.reset();
+        // A worker without a channel can neither charge nor be told anything. It may be on its way
+        // out: the grace time is for that.
+        if (worker.state != Worker::State::kEnding && worker.kill_timer == 0) {
+          worker.kill_timer = loop_.after(kDefaultGraceMs, [this, w = &worker] {
+            w->kill_timer = 0;
+            kill(*w, SIGKILL);
+          });
+        }
+        return;
+      case worker::ReceiveStatus::kMessage:
+        if (message.fd >= 0) {
+          close(message.fd);
+          return distrust(worker, "it sent a descriptor");
+        }
+        on_message(worker, message);
+    }
+  }
+}
+
+void WorkerPool::on_message(Worker& worker, worker::Message& message) {
+  using Kind = worker::MessageKind;
+  const auto kind = static_cast<Kind>(message.header.kind);
+  const uint64_t value = message.header.value;
+  if (kind == Kind::kReady && worker.state == Worker::State::kStarting && !worker.probe) {
+    return ready(worker, value == 1, message.payload);
+  }
+  if (kind == Kind::kSnapshot && worker.probe && worker.on_snapshot) {
+    auto probed = std::move(worker.on_snapshot);
+    worker.on_snapshot = nullptr;
+    worker.expected_end = true;
+    wire::DeviceSnapshot snapshot;
+    if (value == 1 && message.payload.size() == sizeof snapshot) {
+      memcpy(&snapshot, message.payload.data(), sizeof snapshot);
+      return probed(&snapshot, "");
+    }
+    return probed(nullptr, message.payload);
+  }
+  if (!worker.assigned) {
+    // An unexpected word of a worker that was told to end is no surprise.
+    if (worker.state != Worker::State::kEnding) distrust(worker, "it sent a message too early");
+    return;
+  }
+  SliceAccount& account = *worker.owner.account;
+  if (kind == Kind::kEnded) {
+    worker.last_word = message.payload;
+    worker.expected_end = worker.expected_end || value == 0;
+  } else if (kind == Kind::kRefund) {
+    if (account.refund(worker.charge, value) != value) {
+      return distrust(worker, "it gave back more memory than it had");
+    }
+    callbacks_.on_usage(worker);
+  } else if (kind == Kind::kCharge || kind == Kind::kQuery) {
+    const bool granted = kind == Kind::kQuery || account.charge(worker.charge, value);
+    if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, -1,
+                              account.limit(), account.used(), false)) {
+      return distrust(worker, "it does not read its answers");
+    }
+    if (kind == Kind::kCharge && granted) callbacks_.on_usage(worker);
+  } else {
+    distrust(worker, "it sent message " + std::to_string(message.header.kind));
+  }
+}
+
+void WorkerPool::ready(Worker& worker, bool ok, const std::string& why) {
+  auto claim = std::move(worker.claim);
+  worker.claim = nullptr;
+  if (ok) {
+    failures_.erase(worker.gpu);
+    failed_until_.erase(worker.gpu);
+    worker.state = claim ? Worker::State::kAssigned : Worker::State::kWarm;
+    if (claim) claim(&worker, "");
+    return;
+  }
+  const int failures = std::min(failures_[worker.gpu]++, 6);
+  failed_until_[worker.gpu] =
+      steady_ms() + std::min(kFirstRetryMs << failures, kLastRetryMs);
+  log_limited("a worker for GPU " + worker.gpu + " did not start: " + why);
+  worker.expected_end = true;
+  end(worker);
+  if (claim) claim(nullptr, why);
+}
+
+// ---- End --------------------------------------------------------------------------------------
+
+void WorkerPool::kill(Worker& worker, int signal) {
+  if (worker.pidfd) syscall(SYS_pidfd_send_signal, worker.pidfd.get(), signal, nullptr, 0);
+}
+
+void WorkerPool::end(Worker& worker) {
+  if (worker.state == Worker::State::kEnding) return;
+  worker.expected_end = true;
+  worker.state = Worker::State::kEnding;
+  if (!worker.assigned) return kill(worker, SIGKILL);  // it has nothing to put in order
+  kill(worker, SIGTERM);
+  loop_.cancel(worker.kill_timer);
+  const int64_t grace = settings_.kill_grace_ms() != 0 ? settings_.kill_grace_ms() : kDefaultGraceMs;
+  worker.kill_timer = loop_.after(grace, [this, w = &worker] {
+    w->kill_timer = 0;
+    kill(*w, SIGKILL);
+  });
+}
+
+void WorkerPool::distrust(Worker& worker, const std::string& what) {
+  log_limited("worker " + std::to_string(worker.pid) + " is killed: " + what);
+  if (worker.last_word.empty()) worker.last_word = "killed by the broker: " + what;
+  worker.state = Worker::State::kEnding;
+  kill(worker, SIGKILL);
+}
+
+void WorkerPool::on_exit(Worker& worker) {
+  siginfo_t info{};
+  // P_PIDFD: this very process, whatever has become of its number.
+  if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.get()), &info,
+             WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
+    return;
+  }
+  if (worker.channel) on_channel(worker);  // its last word
+  worker.log->drain();
+  loop_.forget(worker.pidfd.get());
+  if (worker.channel) loop_.forget(worker.channel.get());
+  loop_.cancel(worker.kill_timer);
+  if (!settings_.cgroup_parent().empty()) {
+    rmdir((settings_.cgroup_parent() + "/worker-" + std::to_string(worker.pid)).c_str());
+  }
+
+  auto found = std::find_if(workers_.begin(), workers_.end(),
+                            [&](const auto& entry) { return entry.get() == &worker; });
+  std::unique_ptr<Worker> owned = std::move(*found);
+  workers_.erase(found);
+
+  WorkerExit exit;
+  exit.expected = worker.expected_end;
+  (info.si_code == CLD_EXITED ? exit.status : exit.signal) = info.si_status;
+  exit.why = describe(exit, worker.last_word);
+  if (worker.assigned) {
+    worker.owner.account->close(worker.charge);
+    if (!exit.expected) {
+      log_limited("worker " + std::to_string(worker.pid) + " of session " +
+                  wire::format_uuid(worker.owner.session) + ": " + exit.why);
+    }
+    callbacks_.on_usage(worker);
+    callbacks_.on_end(worker, exit);
+    return;
+  }
+  const std::string why = worker.log->early().empty()
+                              ? "the worker " + exit.why
+                              : "the worker " + exit.why + ": " + worker.log->early();
+  if (worker.state == Worker::State::kStarting && !worker.probe) {
+    ready(worker, false, why);
+  } else if (worker.on_snapshot) {
+    worker.on_snapshot(nullptr, why);
+  } else if (worker.state == Worker::State::kAssigned || worker.state == Worker::State::kWarm) {
+    log_limited("warm worker " + std::to_string(worker.pid) + " for GPU " + worker.gpu + ": " + why);
+  }
+  refill_soon(worker.expected_end ? kRefillDelayMs : kFirstRetryMs);
+}
+
+void WorkerPool::end_all() {
+  loop_.cancel(refill_timer_);
+  for (auto& worker : workers_) {
+    loop_.forget(worker->pidfd.get());
+    if (worker->channel) loop_.forget(worker->channel.get());
+    loop_.cancel(worker->kill_timer);
+    kill(*worker, worker->assigned ? SIGTERM : SIGKILL);
+  }
+  const int64_t deadline =
+      steady_ms() + (settings_.kill_grace_ms() != 0 ? settings_.kill_grace_ms() : kDefaultGraceMs);
+  for (auto& worker : workers_) {
+    siginfo_t info{};
+    while (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker->pidfd.get()), &info,
+                  WEXITED | WNOHANG) == 0 && info.si_pid == 0) {
+      const int64_t left = deadline - steady_ms();
+      if (left <= 0) kill(*worker, SIGKILL);
+      usleep(left <= 0 ? 1000 : 2000);
+    }
+    worker->log->drain();
+    if (!settings_.cgroup_parent().empty()) {
+      rmdir((settings_.cgroup_parent() + "/worker-" + std::to_string(worker->pid)).c_str());
+    }
+  }
+  workers_.clear();
+}
+
+}  // namespace gpupool::broker

@@ -1,0 +1,38 @@
+#include "worker/account.h"
+
+#include <unistd.h>
+
+#include "worker/channel.h"
+
+namespace gpupool::worker {
+
+bool ChannelAccount::ask(uint32_t kind, uint64_t bytes, bool* granted) {
+  if (!send_message(channel_, static_cast<MessageKind>(kind), bytes)) return false;
+  Message answer;
+  if (receive_message(channel_, &answer, true) != ReceiveStatus::kMessage) return false;
+  if (answer.fd >= 0) close(answer.fd);
+  if (answer.header.kind != static_cast<uint32_t>(MessageKind::kAccount)) return false;
+  *granted = answer.header.value == 1;
+  last_ = {answer.header.limit, answer.header.used};
+  return true;
+}
+
+bool ChannelAccount::charge(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  bool granted = false;
+  return ask(static_cast<uint32_t>(MessageKind::kCharge), bytes, &granted) && granted;
+}
+
+void ChannelAccount::refund(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  send_message(channel_, MessageKind::kRefund, bytes);
+}
+
+MemoryAccount::State ChannelAccount::query() {
+  std::lock_guard lock(mutex_);
+  bool granted = false;
+  ask(static_cast<uint32_t>(MessageKind::kQuery), 0, &granted);
+  return last_;
+}
+
+}  // namespace gpupool::worker

@@ -1,0 +1,27 @@
+// The slice's memory account as a worker sees it: every question goes to the broker, which keeps
+// the account for all sessions of the slice.
+#pragma once
+
+#include <mutex>
+
+#include "worker/session.h"
+
+namespace gpupool::worker {
+
+class ChannelAccount : public MemoryAccount {
+ public:
+  explicit ChannelAccount(int channel) : channel_(channel) {}
+
+  bool charge(uint64_t bytes) override;  // also false when the broker is gone
+  void refund(uint64_t bytes) override;
+  State query() override;
+
+ private:
+  bool ask(uint32_t kind, uint64_t bytes, bool* granted);
+
+  std::mutex mutex_;  // one question at a time: the answers carry no number
+  const int channel_;
+  State last_;
+};
+
+}  // namespace gpupool::worker

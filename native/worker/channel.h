@@ -1,0 +1,65 @@
+// What a worker and the broker say to each other: one packet per message on a SOCK_SEQPACKET pair
+// (fd 3 of the worker). Both ends are of the same build. The broker trusts nothing that comes from
+// a worker, since a hostile tenant may have taken it over.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace gpupool::worker {
+
+constexpr int kChannelFd = 3;
+
+enum class MessageKind : uint32_t {
+  // Broker to worker.
+  kAssign = 1,    // payload: AssignPayload; with the client's connection as a descriptor
+  kAccount = 2,   // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
+  // Worker to broker.
+  kReady = 16,    // value: 1 the driver is loaded; 0 it is not, the text says why
+  kSnapshot = 17, // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
+  kCharge = 18,   // value: bytes; answered
+  kRefund = 19,   // value: bytes; not answered
+  kQuery = 20,    // answered
+  kEnded = 21,    // value: 0 the client went, the normal end; text: the last word
+};
+
+// In front of every message; the payload or text follows.
+struct MessageHeader {
+  uint32_t kind;           // MessageKind
+  uint32_t payload_bytes;  // that follow
+  uint64_t value;
+  uint64_t limit;
+  uint64_t used;
+};
+static_assert(sizeof(MessageHeader) == 32);
+
+struct AssignPayload {
+  uint32_t epoch;
+  uint16_t minor;
+  uint16_t reserved;
+  uint64_t initial_credit;
+  uint64_t arena_base;
+  uint64_t arena_bytes;
+  char session[40];  // in text, for the log
+};
+static_assert(sizeof(AssignPayload) == 72);
+
+constexpr size_t kMaxPayload = 4096;
+
+struct Message {
+  MessageHeader header{};
+  std::string payload;
+  int fd = -1;  // received with it; the receiver owns it
+};
+
+enum class ReceiveStatus { kMessage, kNothing, kClosed };
+
+// `fd_to_pass`: -1 none. False: the other side is gone, or (non-blocking) does not read.
+bool send_message(int channel, MessageKind kind, uint64_t value, std::string_view payload = {},
+                  int fd_to_pass = -1, uint64_t limit = 0, uint64_t used = 0, bool wait = true);
+// One message. kClosed also for a packet that is not a message.
+ReceiveStatus receive_message(int channel, Message* message, bool wait);
+
+}  // namespace gpupool::worker

@@ -1,0 +1,177 @@
+// gpupool-worker: started by the broker only, with a channel to it on descriptor 3. Loads the
+// driver, waits for a client's connection, serves it, and ends with it.
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "carriers/carrier.h"
+#include "worker/account.h"
+#include "worker/channel.h"
+#include "worker/confine.h"
+#include "worker/driver.h"
+#include "worker/session.h"
+#include "worker/warm.h"
+
+namespace {
+
+using namespace gpupool;
+using namespace gpupool::worker;
+
+struct Options {
+  pid_t broker = 0;
+  std::string gpu, driver_directory, user, cgroup_parent;
+  bool probe = false, warm_context = false, seccomp = true;
+};
+
+[[noreturn]] void usage_error(const char* sentence) {
+  fprintf(stderr, "gpupool-worker: %s (this program is started by gpupool-broker)\n", sentence);
+  exit(2);
+}
+
+Options parse(int argc, char** argv) {
+  static const option options[] = {{"broker-pid", required_argument, nullptr, 'b'},
+                                   {"gpu", required_argument, nullptr, 'g'},
+                                   {"driver-directory", required_argument, nullptr, 'd'},
+                                   {"user", required_argument, nullptr, 'u'},
+                                   {"cgroup-parent", required_argument, nullptr, 'c'},
+                                   {"probe", no_argument, nullptr, 'p'},
+                                   {"warm-context", no_argument, nullptr, 'w'},
+                                   {"no-seccomp", no_argument, nullptr, 'n'},
+                                   {nullptr, 0, nullptr, 0}};
+  Options result;
+  int option;
+  while ((option = getopt_long(argc, argv, "", options, nullptr)) != -1) {
+    switch (option) {
+      case 'b':
+        result.broker = static_cast<pid_t>(atol(optarg));
+        break;
+      case 'g':
+        result.gpu = optarg;
+        break;
+      case 'd':
+        result.driver_directory = optarg;
+        break;
+      case 'u':
+        result.user = optarg;
+        break;
+      case 'c':
+        result.cgroup_parent = optarg;
+        break;
+      case 'p':
+        result.probe = true;
+        break;
+      case 'w':
+        result.warm_context = true;
+        break;
+      case 'n':
+        result.seccomp = false;
+        break;
+      default:
+        usage_error("an option is not known or lacks its value");
+    }
+  }
+  if (result.broker <= 0 || optind != argc) usage_error("wrong arguments");
+  int type = 0;
+  socklen_t bytes = sizeof type;
+  if (getsockopt(kChannelFd, SOL_SOCKET, SO_TYPE, &type, &bytes) != 0 || type != SOCK_SEQPACKET) {
+    usage_error("descriptor 3 is no channel to a broker");
+  }
+  return result;
+}
+
+// The first word to the broker is that this worker is of no use, and why.
+[[noreturn]] void give_up(const Options& options, const std::string& why) {
+  fprintf(stderr, "%s\n", why.c_str());
+  send_message(kChannelFd, options.probe ? MessageKind::kSnapshot : MessageKind::kReady, 0, why);
+  _exit(3);
+}
+
+// The session's device is the one that the broker named; without a name the driver's first.
+int find_device(const Driver& driver, const Options& options) {
+  if (driver.device_count() == 0) give_up(options, "the driver has no device");
+  if (options.gpu.empty()) return 0;
+  const int ordinal = driver.ordinal(options.gpu);
+  if (ordinal < 0) give_up(options, "the driver has no device " + options.gpu);
+  return ordinal;
+}
+
+Session* serving = nullptr;
+
+void on_terminate(int) { serving->stop(); }
+
+[[noreturn]] void serve(const Options& options, Driver& driver, int ordinal, Message& message) {
+  AssignPayload payload;
+  if (message.header.kind != static_cast<uint32_t>(MessageKind::kAssign) || message.fd < 0 ||
+      message.payload.size() != sizeof payload) {
+    fprintf(stderr, "the broker sent something else than an assignment\n");
+    _exit(1);
+  }
+  memcpy(&payload, message.payload.data(), sizeof payload);
+  Assignment assignment;
+  assignment.epoch = payload.epoch;
+  assignment.minor = payload.minor;
+  assignment.initial_credit = payload.initial_credit;
+  assignment.device_ordinal = ordinal;
+  assignment.arena_base = payload.arena_base;
+  assignment.arena_bytes = payload.arena_bytes;
+
+  ChannelAccount account(kChannelFd);
+  Session session(carriers::make_socket_carrier(message.fd), assignment, driver, account);
+  serving = &session;
+  struct sigaction action{};
+  action.sa_handler = on_terminate;
+  sigaction(SIGTERM, &action, nullptr);
+
+  const SessionOutcome outcome = session.run();
+  if (outcome.end != SessionEnd::kClientGone) fprintf(stderr, "%s\n", outcome.sentence.c_str());
+  send_message(kChannelFd, MessageKind::kEnded, outcome.end == SessionEnd::kClientGone ? 0 : 1,
+               outcome.sentence);
+  fflush(nullptr);
+  // Whatever the session held goes back to the driver with the process; destructors of a driver
+  // that may be unusable are not run.
+  _exit(outcome.end == SessionEnd::kClientGone ? 0 : 4);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  const Options options = parse(argc, argv);
+  std::string why;
+  if (!confine_process(options.broker, &why)) give_up(options, why);
+  if (!options.cgroup_parent.empty() && !enter_cgroup(options.cgroup_parent, &why)) {
+    fprintf(stderr, "no cgroup for this worker: %s\n", why.c_str());
+  }
+  if (!drop_privileges(options.user, &why)) give_up(options, why);
+
+  const auto driver = Driver::load(options.driver_directory, &why);
+  if (driver == nullptr) give_up(options, why);
+  const int ordinal = find_device(*driver, options);
+
+  if (options.probe) {
+    wire::DeviceSnapshot snapshot{};
+    if (!take_snapshot(*driver, ordinal, &snapshot, &why)) give_up(options, why);
+    send_message(kChannelFd, MessageKind::kSnapshot, 1,
+                 {reinterpret_cast<const char*>(&snapshot), sizeof snapshot});
+    _exit(0);
+  }
+
+  if (options.warm_context && !retain_primary_context(*driver, ordinal, &why)) {
+    give_up(options, why);
+  }
+  if (options.seccomp && !deny_system_calls(&why)) give_up(options, why);
+  if (!send_message(kChannelFd, MessageKind::kReady, 1)) _exit(0);
+
+  Message message;
+  if (receive_message(kChannelFd, &message, true) != ReceiveStatus::kMessage) {
+    _exit(0);  // the broker is gone, or has no need of this worker
+  }
+  serve(options, *driver, ordinal, message);
+}
