@@ -6,6 +6,7 @@ own and never take it, so the broker may be asked while it is held.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -25,13 +26,10 @@ from gpupoold.errors import (
 )
 from gpupoold.gpus import Driver, HealthReport
 from gpupoold.health import HealthMonitor
-from gpupoold.leases import broker_pb2 as pb
-from gpupoold.leases.broker import BrokerClient
-from gpupoold.leases.desired import Desired, virtual_uuid_bytes
-from gpupoold.leases.news import record
+from gpupoold.leases.desired import virtual_uuid_bytes
+from gpupoold.leases.link import BrokerLink
 from gpupoold.leases.runs import Runs
 from gpupoold.leases.secrets import new_key
-from gpupoold.leases.sessions import SessionBook
 from gpupoold.model import (
     Caller,
     Event,
@@ -82,17 +80,15 @@ class Pool:
         self.settings = settings
         self.store = store
         self.driver = driver
-        self.book = SessionBook()
-        self.broker = BrokerClient(settings.broker_socket, self)
         self.runs = Runs(settings, self._run_ended)
+        self.broker = BrokerLink(settings, store, self.runs, self._gpu_uuids, self.notify)
+        self.book = self.broker.book
         self._lock = threading.RLock()
         self._gpus: list[Gpu] = []  # those that the driver has now
         self._reports: dict[str, HealthReport] = {}
         self._monitor: HealthMonitor | None = None
         self._news = threading.Condition()
-        self._dirty = threading.Event()
         self._stopping = False
-        self._pusher = threading.Thread(target=self._push_when_dirty, name="pusher", daemon=True)
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -117,12 +113,10 @@ class Pool:
         self.runs.start()
         self._resume_runs()
         self.broker.start()
-        self._pusher.start()
 
     def stop(self) -> None:
         """Stops working; running programs do not notice."""
         self._stopping = True
-        self._dirty.set()
         if self._monitor:
             self._monitor.stop()
         self.runs.stop()
@@ -176,6 +170,9 @@ class Pool:
             if not self.runs.resume(run, by_id[run.lease_id]):
                 self._run_ended(run.id)
 
+    def _gpu_uuids(self) -> tuple[str, ...]:
+        return tuple(gpu.uuid for gpu in self._gpus)
+
     # ---- reading --------------------------------------------------------------------------------
 
     def gpu_states(self) -> list[GpuState]:
@@ -202,7 +199,7 @@ class Pool:
 
     def gpus(self) -> list[GpuView]:
         """Every card with what it has promised."""
-        self._refresh()
+        self.broker.refresh()
         return self._gpu_views()
 
     def _gpu_views(self) -> list[GpuView]:
@@ -228,16 +225,9 @@ class Pool:
         state = planning.find_gpu([view.state for view in views], wanted)
         return next(view for view in views if view.state.gpu.uuid == state.gpu.uuid)
 
-    def _refresh(self) -> None:
-        """Asks the broker for the truth; without a broker, what was last known has to do."""
-        try:
-            self.broker.query(2)
-        except PoolError as error:
-            LOG.debug("not refreshed: %s", error)
-
     def slices(self, caller: Caller) -> list[SliceView]:
         """The caller's slices."""
-        self._refresh()
+        self.broker.refresh()
         _, slices, leases, _ = self.store.snapshot()
         health = {state.gpu.uuid: state.health for state in self.gpu_states()}
         return [
@@ -261,7 +251,7 @@ class Pool:
     def slice(self, caller: Caller, name: str, *, refresh: bool = True) -> SliceView:
         """One slice by name, id or virtual UUID; raises NotFound or NotPermitted."""
         if refresh:
-            self._refresh()
+            self.broker.refresh()
         _, slices, leases, _ = self.store.snapshot()
         piece = self._find_slice(caller, slices, name)
         health = {state.gpu.uuid: state.health for state in self.gpu_states()}
@@ -278,7 +268,7 @@ class Pool:
 
     def leases(self, caller: Caller) -> list[Lease]:
         """The caller's leases."""
-        self._refresh()
+        self.broker.refresh()
         return [lease for lease in self.store.leases() if caller.may_use(lease.owner_uid)]
 
     def lease(self, caller: Caller, lease_id: str) -> Lease:
@@ -293,7 +283,7 @@ class Pool:
 
     def sessions(self, caller: Caller) -> list[tuple[Session, Lease]]:
         """The caller's sessions with their leases."""
-        self._refresh()
+        self.broker.refresh()
         leases = {lease.id: lease for lease in self.store.leases()}
         return [
             (session, leases[session.lease_id])
@@ -354,7 +344,7 @@ class Pool:
             return
         text = f"health is {report.health.value}" + (f": {report.reason}" if report.reason else "")
         LOG.warning("GPU %s: %s", gpu_uuid, text)
-        self._tell("gpu.health", gpu_uuid, text)
+        self.broker.tell("gpu.health", gpu_uuid, text)
 
     # ---- changes: slices ------------------------------------------------------------------------
 
@@ -371,7 +361,7 @@ class Pool:
                 change.add_lease(lease)
                 change.event("slice.created", piece.name, _made(piece), owner_uid=caller.uid)
         self.notify()
-        self._sync()
+        self.broker.sync()
         return self.slice(caller, piece.id)
 
     def _check_count(self, caller: Caller, slices: Sequence[Slice]) -> None:
@@ -421,7 +411,7 @@ class Pool:
                 f"slice {piece.name} cannot shrink now: the broker, which knows what is in use, is "
                 f"not connected: {self.broker.problem}"
             )
-        self._refresh()
+        self.broker.refresh()
         with self._lock:
             slices = self.store.slices()
             piece = self._find_slice(caller, slices, name)
@@ -438,12 +428,11 @@ class Pool:
             )
             # Shrinking: the broker decides, since memory is charged while we talk.
             if memory < piece.memory_mib:
-                try:
-                    self.broker.resize_slice(
+                # A slice that was not pushed yet has nothing in use.
+                with contextlib.suppress(NotFound):
+                    self.broker.client.resize_slice(
                         virtual_uuid_bytes(piece.virtual_uuid), memory << 20, compute
                     )
-                except NotFound:
-                    pass  # a slice that was not pushed yet has nothing in use
             try:
                 with self.store.change() as change:
                     change.resize_slice(piece.id, compute, memory)
@@ -455,10 +444,10 @@ class Pool:
                         owner_uid=piece.owner_uid,
                     )
             except PoolError:
-                self._dirty.set()  # the broker goes back to the old size
+                self.broker.sync_soon()  # the broker goes back to the old size
                 raise
         self.notify()
-        self._sync()
+        self.broker.sync()
         return self.slice(caller, piece.id)
 
     def delete_slice(self, caller: Caller, name: str, force: bool) -> None:
@@ -481,7 +470,7 @@ class Pool:
         for run_id in run_ids:
             self.runs.remove_file(run_id)
         self.notify()
-        self._sync()
+        self.broker.sync()
 
     # ---- changes: runs --------------------------------------------------------------------------
 
@@ -533,7 +522,7 @@ class Pool:
         try:
             if not self.runs.resume(run, lease):
                 raise Conflict(f"process {caller.pid} has ended already")
-            applied = self.broker.push()
+            applied = self.broker.client.push()
             for refused in applied.refused:
                 if refused.id == uuid.UUID(lease.id).bytes:
                     raise Conflict(f"the broker refused the lease: {refused.sentence}")
@@ -568,7 +557,7 @@ class Pool:
             return
         self.runs.remove_file(run_id)
         self.notify()
-        self._dirty.set()
+        self.broker.sync_soon()
 
     def _remove_run(self, run_id: str) -> None:
         with self._lock:
@@ -605,88 +594,8 @@ class Pool:
                 f"there is no session {session_id}; `session list` shows those there are"
             )
         session, lease = found[0]
-        self.broker.kill_session(uuid.UUID(session.id).bytes, f"killed by user {caller.uid}")
+        self.broker.client.kill_session(uuid.UUID(session.id).bytes, f"killed by user {caller.uid}")
         return session, lease
-
-    # ---- the broker -----------------------------------------------------------------------------
-
-    def _sync(self) -> None:
-        """Pushes now if the broker is there, else as soon as it comes back."""
-        try:
-            self.broker.push()
-        except PoolError as error:
-            LOG.info("the broker gets generation %d later: %s", self.store.generation(), error)
-            self._dirty.set()
-
-    def _push_when_dirty(self) -> None:
-        while not self._stopping:
-            self._dirty.wait()
-            self._dirty.clear()
-            if self._stopping:
-                return
-            while not self.broker.wait_connected(1):
-                if self._stopping:
-                    return
-            try:
-                self.broker.push()
-            except PoolError as error:
-                LOG.warning("push: %s", error)
-
-    def desired(self) -> Desired:
-        """The state to push (Listener)."""
-        generation, slices, leases, runs = self.store.snapshot()
-        return Desired(
-            generation,
-            self.settings,
-            tuple(gpu.uuid for gpu in self._gpus),
-            {piece.id: piece for piece in slices},
-            leases,
-            runs,
-        )
-
-    def broker_state(self, state: pb.State) -> None:
-        """The truth about sessions and accounts (Listener)."""
-        self.book.take_state(state)
-
-    def broker_event(self, event: pb.Event) -> None:
-        """Something happened (Listener)."""
-        self.book.take_event(event)
-        try:
-            if record(self.store, event):
-                self.notify()
-        except PoolError as error:
-            LOG.error("an event was not stored: %s", error)
-
-    def broker_applied(self, applied: pb.Applied) -> None:
-        """A pushed state is in force (Listener)."""
-        if applied.tcp_error:
-            LOG.error("the broker does not listen on TCP: %s", applied.tcp_error)
-        for refused in applied.refused:
-            LOG.warning("the broker refused %s: %s", refused.id.hex(), refused.sentence)
-        if self.runs.set_tcp_address(applied.tcp_address):
-            leases = {lease.id: lease for lease in self.store.leases()}
-            self.runs.rewrite(self.store.runs(), leases)
-
-    def broker_connected(self, hello: pb.Hello, restarted: bool) -> None:
-        """The connection stands (Listener)."""
-        LOG.info("connected to the broker %s, pid %d", hello.version, hello.pid)
-        if restarted:
-            self.book.clear()
-        self._tell("broker.connected", self.settings.host, f"broker of pid {hello.pid}")
-
-    def broker_disconnected(self, why: str) -> None:
-        """The connection is lost (Listener)."""
-        self.book.clear()
-        self._tell("broker.disconnected", self.settings.host, why)
-
-    def _tell(self, kind: str, subject: str, text: str) -> None:
-        """Stores an event that belongs to no change; a disk that is full does not stop the work."""
-        try:
-            with self.store.change(new_generation=False) as change:
-                change.event(kind, subject, text)
-        except PoolError as error:
-            LOG.error("an event was not stored: %s", error)
-        self.notify()
 
 
 def _new_lease(kind: LeaseKind, owner_uid: int, slice_id: str) -> Lease:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,9 +34,9 @@ MESSAGE_MAX = 1 << 20
 COMMAND_MAX = 4096
 
 
-def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+def _abort(context: grpc.ServicerContext, error: Exception) -> None:
     if isinstance(error, PoolError):
-        context.abort(grpc.StatusCode[error.status], str(error))
+        context.abort(grpc.StatusCode[error.status], str(error))  # raises
     LOG.exception("a request failed", exc_info=error)
     context.abort(grpc.StatusCode.INTERNAL, f"gpupoold failed: {type(error).__name__}: {error}")
 
@@ -50,6 +50,7 @@ def _answers(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, self.caller(context), request)
         except Exception as error:
             _abort(context, error)
+            raise  # never reached: abort raises
 
     return wrapper
 

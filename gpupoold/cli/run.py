@@ -96,7 +96,7 @@ def run(
     # From here on this process is the program: the lease's process id stays the same, and its
     # exit status needs no passing on.
     try:
-        os.execve(
+        os.execve(  # noqa: S606
             program,
             list(command),
             environment(dict(os.environ), reply.lease_file, reply.client_directory),

@@ -12,7 +12,7 @@ from gpupoold import paths
 def _become(name: str) -> NoReturn:
     program = paths.native_directory() / "bin" / name
     try:
-        os.execv(program, [str(program), *sys.argv[1:]])
+        os.execv(program, [str(program), *sys.argv[1:]])  # noqa: S606
     except OSError as error:
         print(f"{name}: {program} cannot be executed: {error.strerror}", file=sys.stderr)
         sys.exit(1)

@@ -51,10 +51,7 @@ class Driver:
         """
         import pynvml
 
-        if self.directory:
-            library = self._library_of_directory()
-        else:
-            library = NVML_NAME
+        library = self._library_of_directory() if self.directory else NVML_NAME
         try:
             # Loaded by its full path first; pynvml then gets this one by its name.
             loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)

@@ -5,6 +5,7 @@ A lost connection is made again a few times a second, and the whole state is pus
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import socket
@@ -96,10 +97,8 @@ class BrokerClient:
     def _drop(self) -> None:
         connection = self._socket
         if connection is not None:
-            try:
+            with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def _run(self) -> None:
         said = ""

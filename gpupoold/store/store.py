@@ -386,7 +386,10 @@ class Store:
                 row[4],
                 row[5],
                 SliceMode(row[6]),
-                *row[7:11],
+                row[7],
+                row[8],
+                row[9],
+                row[10],
                 bool(row[11]),
                 row[12],
             )

@@ -238,8 +238,7 @@ class Sandbox:
         program = self.native / "bin" / "gpupool-broker"
         if not program.exists():
             raise SandboxError(
-                f"{program} is missing: build the native parts, or name them in "
-                f"{paths.ENVIRONMENT}"
+                f"{program} is missing: build the native parts, or name them in {paths.ENVIRONMENT}"
             )
         self.broker = self._spawn([str(program), "--run-dir", str(self.run_dir)], self.broker_log)
 
