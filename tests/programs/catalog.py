@@ -88,3 +88,6 @@ PYTHON_PROGRAMS = [
 PYCUDA = Program("pycuda_start", "python", needs=("pycuda",))
 
 ALL_PROGRAMS = [*RUNTIME_PROGRAMS, *DRIVER_PROGRAMS, *PYTHON_PROGRAMS]
+
+# Machine code only (its wheels hold no PTX): for real cards.
+TORCH = Program("torch_training", "python", needs=("torch",))

@@ -108,6 +108,7 @@ class Compiler:
 
     cache: Path = field(default_factory=lambda: Path(
         os.environ.get("GPUPOOL_PROGRAM_CACHE", REPOSITORY / "build" / "programs")))
+    default_flags: tuple[str, ...] = ()  # for every CUDA program
     _toolkit: Toolkit | None = None
 
     @property
@@ -120,7 +121,8 @@ class Compiler:
         """The executable of cuda/<name>.cu, linked with one of RUNTIMES."""
         source = HERE / "cuda" / f"{name}.cu"
         library = find_runtime(self.toolkit, runtime)
-        options = ["-O2", "-std=c++17", "-Wno-deprecated-gpu-targets", *flags]
+        options = ["-O2", "-std=c++17", "-Wno-deprecated-gpu-targets",
+                   *self.default_flags, *flags]
         if library.include is not None:
             options.append(f"-I{library.include}")
         key = self._key([source, HERE / "cuda" / "check.h"],

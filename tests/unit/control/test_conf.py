@@ -1,0 +1,99 @@
+"""Configuration: defaults, and one clear sentence for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpupoold.conf import load
+from gpupoold.errors import ConfigurationError
+
+
+def loaded(root, text: str):
+    path = root / "g.conf"
+    path.write_text(text)
+    return load(["--config-file", str(path)], defaults=False)[1]
+
+
+def test_defaults():
+    settings = load([], defaults=False)[1]
+    assert settings.state_dir == "/var/lib/gpupool"
+    assert settings.api_socket == "/run/gpupool/gpupoold.sock"
+    assert settings.broker_socket == "/run/gpupool/broker.sock"
+    assert settings.session_socket == "/run/gpupool/session.sock"
+    assert settings.driver_directory == ""
+    assert settings.broker_tcp_listen == ""
+    assert settings.placement_policy == "pack"
+
+
+def test_values_are_taken(root):
+    settings = loaded(
+        root,
+        "[DEFAULT]\nhost = gpu-a\nrun_dir = /r/\n[gpus]\ndriver_directory = /d/\n"
+        "placement_policy = spread\nmemory_reserve_mib = 0\n[broker]\ntcp_listen = [::1]:0\n"
+        "worker_environment = A:1,B:two\nworker_user = root\n",
+    )
+    assert (settings.host, settings.run_dir, settings.driver_directory) == ("gpu-a", "/r", "/d")
+    assert (settings.placement_policy, settings.memory_reserve_mib) == ("spread", 0)
+    assert settings.broker_tcp_listen == "[::1]:0"
+    assert settings.worker_environment == {"A": "1", "B": "two"}
+
+
+WRONG = [
+    ("DEFAULT", "event_limit", "many"),
+    ("DEFAULT", "event_limit", "5"),
+    ("DEFAULT", "host", "not a host name"),
+    ("DEFAULT", "run_dir", "relative/path"),
+    ("DEFAULT", "state_dir", "x"),
+    ("DEFAULT", "run_dir", "/" + "long/" * 30),
+    ("gpus", "memory_reserve_mib", "-1"),
+    ("gpus", "memory_reserve_mib", "2G"),
+    ("gpus", "placement_policy", "random"),
+    ("gpus", "driver_directory", "usr/lib"),
+    ("gpus", "health_interval", "0"),
+    ("api", "tcp_listen", "0.0.0.0:5000"),
+    ("api", "max_connections", "lots"),
+    ("broker", "tcp_listen", "0.0.0.0:5000"),
+    ("broker", "tcp_listen", "192.0.2.1:1"),
+    ("broker", "tcp_listen", "127.0.0.1"),
+    ("broker", "tcp_listen", "127.0.0.1:70000"),
+    ("broker", "tcp_listen", "localhost:1"),
+    ("broker", "warm_workers", "1.5"),
+    ("broker", "warm_context", "perhaps"),
+    ("broker", "worker_user", "no-such-user-here"),
+    ("broker", "worker_environment", "nocolon"),
+]
+
+
+@pytest.mark.parametrize(("group", "option", "value"), WRONG)
+def test_a_wrong_value_names_option_file_and_line(root, group, option, value):
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(root, f"# a comment\n[{group}]\n{option} = {value}\n")
+    sentence = str(caught.value)
+    assert f"[{group}] {option}" in sentence
+    assert f"{root}/g.conf, line 3" in sentence
+    assert "\n" not in sentence
+    assert caught.value.exit_status == 2
+
+
+def test_a_file_that_is_not_there(root):
+    with pytest.raises(ConfigurationError, match="not found.*nothere.conf"):
+        load(["--config-file", str(root / "nothere.conf")], defaults=False)
+
+
+def test_a_file_that_is_no_configuration(root):
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(root, "[DEFAULT]\nthis is not a setting\n")
+    assert f"{root}/g.conf" in str(caught.value)
+
+
+def test_the_sample_lists_every_option(root):
+    from pathlib import Path
+
+    from gpupoold.conf import opts
+
+    sample = Path(__file__).parents[3] / "etc" / "gpupoold" / "gpupoold.conf.sample"
+    lines = sample.read_text().splitlines()
+    for group in opts.GROUPS:
+        start = lines.index(f"[{group.GROUP}]")
+        for option in group.OPTIONS:
+            assert any(line.startswith(f"#{option.name} =") for line in lines[start:]), option.name

@@ -1,0 +1,294 @@
+"""The state file: transactions, upgrades, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from gpupoold.errors import AlreadyExists, StateError, StateWriteFailed
+from gpupoold.model import Lease, LeaseKind, ProcessIdentity, Run
+from gpupoold.store import Store, schema
+
+from .fakes import gpu
+from .test_planning import piece
+
+
+def lease(*slice_ids: str, lease_id: str = "l", kind: LeaseKind = LeaseKind.OWNER) -> Lease:
+    return Lease(lease_id, kind, 1000, slice_ids, time.time(), bytes(range(32)))
+
+
+@pytest.fixture
+def store(root):
+    made = Store(str(root / "state.sqlite3"), event_limit=100)
+    made.open()
+    with made.change() as change:
+        change.put_gpu(gpu(0))
+    yield made
+    made.close()
+
+
+def reopened(store: Store) -> Store:
+    store.close()
+    again = Store(store.path, event_limit=100)
+    again.open()
+    return again
+
+
+def test_everything_is_there_after_reopening(store):
+    part = piece(0, 25, 4096)
+    run = Run("r", "l", 1000, ProcessIdentity(4711, 99, "boot"), "./a b", "/x.json", 5.5)
+    with store.change() as change:
+        change.add_slice(part)
+        change.add_lease(lease(part.id))
+        change.add_run(run)
+        change.event("slice.created", part.name, "made", owner_uid=1000, extra=[1, 2])
+    generation = store.generation()
+    again = reopened(store)
+    assert again.slices() == [part]
+    assert [(e.slice_ids, e.key, e.kind) for e in again.leases()] == [
+        ((part.id,), bytes(range(32)), LeaseKind.OWNER)
+    ]
+    assert again.runs() == [run]
+    assert again.generation() == generation
+    event = again.events()[-1]
+    assert (event.kind, event.data, event.owner_uid) == ("slice.created", {"extra": [1, 2]}, 1000)
+    again.close()
+
+
+def test_an_error_in_the_middle_changes_nothing(store):
+    before = store.generation()
+    with pytest.raises(RuntimeError):
+        with store.change() as change:
+            change.add_slice(piece(0, 25, 4096))
+            change.event("slice.created", "x", "never happened")
+            raise RuntimeError("in the middle")
+    assert store.slices() == [] and store.events() == [] and store.generation() == before
+
+
+def test_kill_in_the_middle_of_a_change_leaves_the_last_whole_state(root):
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from gpupoold.store import Store
+        from tests.unit.control.fakes import gpu
+        from tests.unit.control.test_planning import piece
+        store = Store(sys.argv[1]); store.open()
+        with store.change() as change:
+            change.put_gpu(gpu(0)); change.add_slice(piece(0, 25, 1, 1))
+        with store.change() as change:
+            change.add_slice(piece(0, 25, 1, 2))
+            print("half", flush=True)
+            os.kill(os.getpid(), 9)
+        """
+    )
+    path = str(root / "state.sqlite3")
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "half\n"), done.stderr
+    store = Store(path)
+    store.open()
+    assert [part.name for part in store.slices()] == ["s0-1"]
+    store.close()
+
+
+def test_each_change_raises_the_generation_and_events_alone_do_not(store):
+    first = store.generation()
+    with store.change() as change:
+        change.set_drained(gpu(0).uuid, True)
+    with store.change(new_generation=False) as change:
+        change.event("x", "y", "z")
+    assert store.generation() == first + 1
+
+
+def test_a_name_is_taken_once(store):
+    with store.change() as change:
+        change.add_slice(piece(0, 1, 1, 1))
+    twin = piece(0, 1, 1, 2)
+    object.__setattr__(twin, "name", "s0-1")
+    with pytest.raises(AlreadyExists, match="s0-1"), store.change() as change:
+        change.add_slice(twin)
+    assert len(store.slices()) == 1
+
+
+def test_a_slice_is_in_one_lease(store):
+    part = piece(0, 1, 1)
+    with store.change() as change:
+        change.add_slice(part)
+        change.add_lease(lease(part.id, lease_id="a"))
+    with pytest.raises(StateWriteFailed), store.change() as change:
+        change.add_lease(lease(part.id, lease_id="b"))
+    assert [entry.id for entry in store.leases()] == ["a"]
+
+
+def test_deleting_a_slice_takes_its_lease_and_runs(store):
+    part = piece(0, 1, 1)
+    with store.change() as change:
+        change.add_slice(part)
+        change.add_lease(lease(part.id))
+        change.add_run(Run("r", "l", 0, ProcessIdentity(1, 2, "b"), "", "", 0.0))
+    with store.change() as change:
+        change.delete_slice(part.id)
+    assert (store.slices(), store.leases(), store.runs()) == ([], [], [])
+
+
+def test_deleting_one_of_two_slices_keeps_the_lease(store):
+    one, two = piece(0, 1, 1, 1), piece(0, 1, 1, 2)
+    with store.change() as change:
+        change.add_slice(one)
+        change.add_slice(two)
+        change.add_lease(lease(one.id, two.id))
+    with store.change() as change:
+        change.delete_slice(one.id)
+    assert store.leases()[0].slice_ids == (two.id,)
+
+
+def test_old_events_are_dropped_and_ids_go_on(store):
+    for number in range(250):
+        with store.change(new_generation=False) as change:
+            change.event("tick", str(number), "")
+    events = store.events()
+    assert [event.subject for event in events] == [str(n) for n in range(150, 250)]
+    assert store.events(after_id=events[-2].id) == events[-1:]
+    assert store.events(limit=3) == events[-3:]
+    last = events[-1].id
+    again = reopened(store)
+    with again.change(new_generation=False) as change:
+        change.event("tick", "after", "")
+    assert again.events()[-1].id == last + 1
+    again.close()
+
+
+def test_the_file_is_for_its_owner_alone(store):
+    assert os.stat(store.path).st_mode & 0o777 == 0o600
+
+
+def test_one_process_at_a_time(store):
+    second = Store(store.path)
+    with pytest.raises(StateError, match="in use by another gpupoold"):
+        second.open()
+
+
+def test_a_newer_schema_is_refused_and_left_alone(store):
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    db.close()
+    before = open(store.path, "rb").read()
+    with pytest.raises(StateError, match="newer gpupoold"):
+        Store(store.path).open()
+    assert open(store.path, "rb").read() == before
+
+
+def test_another_programs_file_is_refused(root):
+    path = str(root / "other.sqlite3")
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE mine (x)")
+    db.close()
+    with pytest.raises(StateError, match="another program"):
+        Store(path).open()
+
+
+@pytest.mark.parametrize("where", [0, 100, 4096 + 8])
+def test_a_damaged_file_is_refused(store, where):
+    store.close()
+    with open(store.path, "r+b") as stream:
+        stream.seek(where)
+        stream.write(b"\xff" * 64)
+    with pytest.raises(StateError, match="damaged|another program|contradicts"):
+        Store(store.path).open()
+
+
+def test_a_state_directory_that_is_a_file(root):
+    (root / "f").write_text("")
+    with pytest.raises(StateError):
+        Store(str(root / "f" / "state.sqlite3")).open()
+
+
+def test_every_migration_runs_from_each_earlier_version(root, monkeypatch):
+    more = [*schema.MIGRATIONS, ["ALTER TABLE slices ADD COLUMN color TEXT", "DELETE FROM events"]]
+    path = str(root / "state.sqlite3")
+    old = Store(path)
+    old.open()
+    with old.change() as change:
+        change.put_gpu(gpu(0))
+        change.add_slice(piece(0, 10, 10))
+    old.close()
+    monkeypatch.setattr(schema, "MIGRATIONS", more)
+    monkeypatch.setattr(schema, "VERSION", len(more))
+    new = Store(path)
+    new.open()
+    assert [part.name for part in new.slices()] == ["s0-0"]
+    new.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == len(more)
+        assert db.execute("SELECT color FROM slices").fetchall() == [(None,)]
+    db.close()
+
+
+def test_a_migration_that_fails_leaves_the_old_version(root, monkeypatch):
+    path = str(root / "state.sqlite3")
+    first = Store(path)
+    first.open()
+    first.close()
+    bad = [*schema.MIGRATIONS, ["CREATE TABLE half (x)", "this is no SQL"]]
+    monkeypatch.setattr(schema, "MIGRATIONS", bad)
+    monkeypatch.setattr(schema, "VERSION", len(bad))
+    broken = Store(path)
+    with pytest.raises(StateError, match="syntax"):
+        broken.open()
+    monkeypatch.undo()
+    good = Store(path)
+    good.open()
+    assert good.generation() >= 1
+    good.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT name FROM sqlite_master WHERE name = 'half'").fetchall() == []
+    db.close()
+
+
+def _full_disk(path: str) -> subprocess.CompletedProcess[str]:
+    """Opens the store where no file may grow beyond some KiB: the kernel's EFBIG, as a full disk."""
+    script = textwrap.dedent(
+        """
+        import sys
+        from gpupoold.errors import StateError, StateWriteFailed
+        from gpupoold.store import Store
+        store = Store(sys.argv[1], event_limit=10**6)
+        try:
+            store.open()
+            while True:
+                with store.change(new_generation=False) as change:
+                    change.event("x", "y", "z" * 500)
+        except (StateError, StateWriteFailed) as error:
+            print(type(error).__name__, error)
+        try:
+            print(len(store.events()), "events,", store.slices())
+        except Exception as error:
+            print("cannot read", error)
+        """
+    )
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    return subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, preexec_fn=limit
+    )
+
+
+def test_a_disk_that_gets_full_refuses_the_change_and_keeps_the_rest(root):
+    done = _full_disk(str(root / "state.sqlite3"))
+    assert "StateWriteFailed nothing was changed" in done.stdout, done.stdout + done.stderr
+    assert "events, []" in done.stdout
+    store = Store(str(root / "state.sqlite3"))
+    store.open()  # and with room again, all goes on
+    assert len(store.events()) > 10
+    store.close()
