@@ -103,15 +103,21 @@ def find_card() -> Card:
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)
     cuda.cuDriverGetVersion(ctypes.byref(version))
     text = bytes(uuid).hex()
-    return Card(name.value.decode(), f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
-                f"{text[20:]}", memory.value >> 20, f"{major.value}.{minor.value}",
-                f"{version.value // 1000}.{version.value % 1000 // 10}")
+    return Card(
+        name.value.decode(),
+        f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
+        memory.value >> 20,
+        f"{major.value}.{minor.value}",
+        f"{version.value // 1000}.{version.value % 1000 // 10}",
+    )
 
 
 def is_native(folder: Path) -> bool:
     """Whether a folder has the native parts."""
-    return all((folder / file).exists() for file in ("bin/gpupool-broker", "bin/gpupool-worker",
-                                                     "client/libcuda.so.1"))
+    return all(
+        (folder / file).exists()
+        for file in ("bin/gpupool-broker", "bin/gpupool-worker", "client/libcuda.so.1")
+    )
 
 
 def find_native(given: str | None, seconds: float) -> Path:
@@ -122,8 +128,11 @@ def find_native(given: str | None, seconds: float) -> Path:
             candidates.append(Path(os.environ["GPUPOOL_NATIVE_DIR"]))
         if importlib.util.find_spec("gpupoold"):
             from gpupoold import paths
+
             candidates.append(paths.native_directory())
-        candidates += sorted((REPOSITORY / ".venv").glob("lib/python3*/site-packages/gpupoold/_native"))
+        candidates += sorted(
+            (REPOSITORY / ".venv").glob("lib/python3*/site-packages/gpupoold/_native")
+        )
         candidates.append(WORK / "native")
     for folder in candidates:
         if is_native(folder):
@@ -134,29 +143,44 @@ def find_native(given: str | None, seconds: float) -> Path:
     build, native = WORK / "build", WORK / "native"
     ziglang = importlib.util.find_spec("ziglang") is not None
     commands = [
-        ["cmake", "-S", str(REPOSITORY), "-B", str(build), f"-DPython3_EXECUTABLE={sys.executable}",
-         "-DCMAKE_BUILD_TYPE=Release", f"-DGPUPOOL_CLIENT_OLD_GLIBC={'ON' if ziglang else 'OFF'}"],
+        [
+            "cmake",
+            "-S",
+            str(REPOSITORY),
+            "-B",
+            str(build),
+            f"-DPython3_EXECUTABLE={sys.executable}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DGPUPOOL_CLIENT_OLD_GLIBC={'ON' if ziglang else 'OFF'}",
+        ],
         ["cmake", "--build", str(build), "-j", str(os.cpu_count() or 2)],
         ["cmake", "--install", str(build), "--prefix", str(native), "--component", "native"],
     ]
     for command in commands:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds,
-                                  check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=seconds, check=False
+            )
         except FileNotFoundError:
-            raise CheckError("there are no native parts and no cmake to build them: give --native "
-                             "DIR") from None
+            raise CheckError(
+                "there are no native parts and no cmake to build them: give --native DIR"
+            ) from None
         except subprocess.TimeoutExpired:
-            raise CheckError(f"the build took more than {seconds:.0f} s: build beforehand and give "
-                             "--native DIR") from None
+            raise CheckError(
+                f"the build took more than {seconds:.0f} s: build beforehand and give --native DIR"
+            ) from None
         if done.returncode != 0:
-            raise CheckError(f"the native parts cannot be built here ({' '.join(command[:2])}): "
-                             f"{(done.stderr or done.stdout).strip()[-1500:]}")
+            raise CheckError(
+                f"the native parts cannot be built here ({' '.join(command[:2])}): "
+                f"{(done.stderr or done.stdout).strip()[-1500:]}"
+            )
     return native
 
 
 @contextlib.contextmanager
-def open_pool(native: Path, card: Card, memory_mib: int) -> Iterator[tuple[str, dict[str, str], object]]:
+def open_pool(
+    native: Path, card: Card, memory_mib: int
+) -> Iterator[tuple[str, dict[str, str], object]]:
     """A pool with one slice of the card: its kind, a program's environment, and the pool."""
     try:
         import google.protobuf  # noqa: F401
@@ -172,20 +196,48 @@ def open_pool(native: Path, card: Card, memory_mib: int) -> Iterator[tuple[str, 
         return
     try:
         with Sandbox(native=native, driver_directory="") as sandbox:
-            sandbox.ctl("slice", "create", "--name", "check", "--compute", "50", "--memory",
-                        str(memory_mib), "--gpu", card.uuid, check=True)
+            sandbox.ctl(
+                "slice",
+                "create",
+                "--name",
+                "check",
+                "--compute",
+                "50",
+                "--memory",
+                str(memory_mib),
+                "--gpu",
+                card.uuid,
+                check=True,
+            )
             # One lease for all programs: that of a shell that lives as long as the check.
-            holder = sandbox.popen("run", "--slice", "check", "--", "sh", "-c",
-                                   "echo $GPUPOOL_LEASE_FILE; exec cat", stdin=subprocess.PIPE)
+            holder = sandbox.popen(
+                "run",
+                "--slice",
+                "check",
+                "--",
+                "sh",
+                "-c",
+                "echo $GPUPOOL_LEASE_FILE; exec cat",
+                stdin=subprocess.PIPE,
+            )
             assert holder.stdout is not None
             lease = holder.stdout.readline().strip()
             try:
                 if not lease:
                     raise CheckError(f"gpupoolctl run failed: {holder.communicate()[1]}")
-                yield "gpupoold and broker", {
-                    **sandbox.environment, "GPUPOOL_LEASE_FILE": lease,
-                    "LD_LIBRARY_PATH": ":".join(filter(None, [
-                        str(native / "client"), os.environ.get("LD_LIBRARY_PATH")]))}, sandbox
+                yield (
+                    "gpupoold and broker",
+                    {
+                        **sandbox.environment,
+                        "GPUPOOL_LEASE_FILE": lease,
+                        "LD_LIBRARY_PATH": ":".join(
+                            filter(
+                                None, [str(native / "client"), os.environ.get("LD_LIBRARY_PATH")]
+                            )
+                        ),
+                    },
+                    sandbox,
+                )
             finally:
                 holder.kill()
                 holder.communicate()
@@ -201,9 +253,13 @@ def say(text: str) -> None:
 def interpreters() -> list[str]:
     """Pythons in which a program's modules may be installed."""
     found = [sys.executable]
-    for candidate in (REPOSITORY / "build" / "programs-venv" / "bin" / "python",
-                      REPOSITORY / ".venv" / "bin" / "python", shutil.which("python3"),
-                      "/usr/bin/python3", "/opt/conda/bin/python"):
+    for candidate in (
+        REPOSITORY / "build" / "programs-venv" / "bin" / "python",
+        REPOSITORY / ".venv" / "bin" / "python",
+        shutil.which("python3"),
+        "/usr/bin/python3",
+        "/opt/conda/bin/python",
+    ):
         if candidate and Path(candidate).exists() and str(candidate) not in found:
             found.append(str(candidate))
     return found
@@ -211,11 +267,17 @@ def interpreters() -> list[str]:
 
 def has_modules(python: str, modules: tuple[str, ...]) -> bool:
     """Whether a Python can import all of `modules`."""
-    code = "import importlib.util as u, sys\n" \
-           "sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))"
+    code = (
+        "import importlib.util as u, sys\n"
+        "sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))"
+    )
     try:
-        return subprocess.run([python, "-c", code, *modules], capture_output=True, timeout=60,
-                              check=False).returncode == 0
+        return (
+            subprocess.run(
+                [python, "-c", code, *modules], capture_output=True, timeout=60, check=False
+            ).returncode
+            == 0
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -248,28 +310,50 @@ def build_without_toolkit(program: Program, native: Path) -> str:
     (include / "cuda.h").write_text(f'#include "{headers[0]}"\n')
     out = WORK / f"driver-{program.name}"
     done = subprocess.run(
-        ["gcc", "-std=gnu11", "-O1", "-pthread", f"-I{include}",
-         str(HERE / "driver" / f"{program.name}.c"), "-o", str(out), f"-L{native / 'client'}",
-         "-l:libcuda.so.1"], capture_output=True, text=True, check=False)
+        [
+            "gcc",
+            "-std=gnu11",
+            "-O1",
+            "-pthread",
+            f"-I{include}",
+            str(HERE / "driver" / f"{program.name}.c"),
+            "-o",
+            str(out),
+            f"-L{native / 'client'}",
+            "-l:libcuda.so.1",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise CheckError(f"does not compile: {done.stderr.strip()[-300:]}")
     return str(out)
 
 
-def run_once(command: list[str], environment: Mapping[str, str],
-             seconds: float) -> tuple[int, str, str, float]:
+def run_once(
+    command: list[str], environment: Mapping[str, str], seconds: float
+) -> tuple[int, str, str, float]:
     """Status, both outputs, and how long it took."""
     start = time.monotonic()
     try:
-        done = subprocess.run(command, env=dict(environment), capture_output=True, text=True,
-                              timeout=max(seconds, 5), stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=max(seconds, 5),
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return 124, "", f"did not end within {seconds:.0f} s", time.monotonic() - start
     return done.returncode, done.stdout, done.stderr, time.monotonic() - start
 
 
-def compare(program: Program, command: list[str], remote: Mapping[str, str],
-            seconds: float) -> Outcome:
+def compare(
+    program: Program, command: list[str], remote: Mapping[str, str], seconds: float
+) -> Outcome:
     """Runs a program both ways."""
     outcome = Outcome(f"{program.kind}/{program.name}")
     local = {**os.environ, **program.environment}
@@ -281,7 +365,9 @@ def compare(program: Program, command: list[str], remote: Mapping[str, str],
         outcome.problem = f"already on the driver itself: {problem} {errors.strip()[-500:]}"
         return outcome
     remote = {**remote, **program.environment}
-    remote_status, remote_output, errors, outcome.remote_seconds = run_once(command, remote, seconds)
+    remote_status, remote_output, errors, outcome.remote_seconds = run_once(
+        command, remote, seconds
+    )
     problem = program.problem(remote_status, remote_output)
     if problem:
         outcome.problem = f"through the slice: {problem} {errors.strip()[-500:]}"
@@ -303,45 +389,67 @@ def measure_overhead(native: Path, remote: Mapping[str, str], seconds: float) ->
     figures = []
     for environment in (os.environ, remote):
         status, output, errors, _ = run_once(
-            [str(client), "all", "--repetitions", "5", "--launches", "50000"], environment, seconds)
+            [str(client), "all", "--repetitions", "5", "--launches", "50000"], environment, seconds
+        )
         if status != 0:
             raise CheckError(f"the benchmark failed with status {status}: {errors.strip()[-500:]}")
         figures.append({entry["name"]: entry for entry in map(json.loads, output.splitlines())})
     direct, through = figures
-    return [{"what": name, "unit": entry["unit"], "direct": direct[name]["median"],
-             "slice": entry["median"], "raw": baseline(through, name)}
-            for name, entry in through.items()
-            if not name.startswith(("raw", "memcpy"))]
+    return [
+        {
+            "what": name,
+            "unit": entry["unit"],
+            "direct": direct[name]["median"],
+            "slice": entry["median"],
+            "raw": baseline(through, name),
+        }
+        for name, entry in through.items()
+        if not name.startswith(("raw", "memcpy"))
+    ]
 
 
 def baseline(figures: dict[str, dict], name: str) -> float | None:
     """The raw carrier's figure beside a measurement."""
-    raw = {"synchronising call": "raw ping-pong", "launch + synchronise": "raw ping-pong",
-           "alloc + free": "raw ping-pong", "launch rate": "raw stream of launches"}
+    raw = {
+        "synchronising call": "raw ping-pong",
+        "launch + synchronise": "raw ping-pong",
+        "alloc + free": "raw ping-pong",
+        "launch rate": "raw stream of launches",
+    }
     entry = figures.get(raw.get(name, f"raw {name}"))
     return entry["median"] if entry else None
 
 
 def write_report(report: Report, file: Path) -> None:
     """Markdown for people, JSON beside it."""
-    lines = ["# Programs with and without gpupool on a real card", "",
-             f"{time.strftime('%Y-%m-%d')}, {report.card.name} (compute capability "
-             f"{report.card.compute_capability}, {report.card.memory_mib} MiB), driver for CUDA "
-             f"{report.card.driver}, Linux {platform.release()}, {os.cpu_count()} CPUs; "
-             f"{report.pool}", "",
-             "| program | result | direct | slice |", "|---|---|---:|---:|"]
+    lines = [
+        "# Programs with and without gpupool on a real card",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {report.card.name} (compute capability "
+        f"{report.card.compute_capability}, {report.card.memory_mib} MiB), driver for CUDA "
+        f"{report.card.driver}, Linux {platform.release()}, {os.cpu_count()} CPUs; "
+        f"{report.pool}",
+        "",
+        "| program | result | direct | slice |",
+        "|---|---|---:|---:|",
+    ]
     for outcome in report.outcomes:
         result = outcome.skipped or outcome.problem or "equal"
         result = " ".join(result.split())[:300].replace("|", "\\|")
-        seconds = ([f"{outcome.direct_seconds:.2f} s", f"{outcome.remote_seconds:.2f} s"]
-                   if not outcome.skipped else ["", ""])
+        seconds = (
+            [f"{outcome.direct_seconds:.2f} s", f"{outcome.remote_seconds:.2f} s"]
+            if not outcome.skipped
+            else ["", ""]
+        )
         lines.append(f"| {outcome.program} | {result} | {seconds[0]} | {seconds[1]} |")
     if report.overhead:
         lines += ["", "| measured | direct | slice | raw carrier |", "|---|---:|---:|---:|"]
         for row in report.overhead:
             raw = f"{row['raw']:.4g}" if row["raw"] is not None else ""
-            lines.append(f"| {row['what']} ({row['unit']}) | {row['direct']:.4g} | "
-                         f"{row['slice']:.4g} | {raw} |")
+            lines.append(
+                f"| {row['what']} ({row['unit']}) | {row['direct']:.4g} | "
+                f"{row['slice']:.4g} | {raw} |"
+            )
     lines += ["", *report.notes]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines).rstrip() + "\n")
@@ -365,13 +473,16 @@ def check(arguments: argparse.Namespace) -> int:
             try:
                 if left < 20:
                     raise CheckError("no time left")
-                outcome = compare(program, command_of(program, compiler, native), remote,
-                                  min(left / 3, 90))
+                outcome = compare(
+                    program, command_of(program, compiler, native), remote, min(left / 3, 90)
+                )
             except CheckError as reason:
                 outcome = Outcome(f"{program.kind}/{program.name}", skipped=f"not run: {reason}")
             report.outcomes.append(outcome)
-            say(f"{outcome.program}: {outcome.skipped or outcome.problem or 'equal'} "
-                f"({outcome.direct_seconds:.2f} s, {outcome.remote_seconds:.2f} s)")
+            say(
+                f"{outcome.program}: {outcome.skipped or outcome.problem or 'equal'} "
+                f"({outcome.direct_seconds:.2f} s, {outcome.remote_seconds:.2f} s)"
+            )
         try:
             left = deadline - time.monotonic()
             if left > 30:
@@ -386,11 +497,15 @@ def check(arguments: argparse.Namespace) -> int:
             report.notes += ["Logs:", "```", logs[-8000:], "```"]
     write_report(report, Path(arguments.report))
     for row in report.overhead:
-        print(f"{row['what']:<28} direct {row['direct']:>10.4g}  slice {row['slice']:>10.4g} "
-              f"{row['unit']}")
+        print(
+            f"{row['what']:<28} direct {row['direct']:>10.4g}  slice {row['slice']:>10.4g} "
+            f"{row['unit']}"
+        )
     ran = [o for o in report.outcomes if not o.skipped]
-    print(f"gpu-check: {len(ran) - len(wrong)} of {len(ran)} programs are equal, "
-          f"{len(report.outcomes) - len(ran)} were not run; report in {arguments.report}")
+    print(
+        f"gpu-check: {len(ran) - len(wrong)} of {len(ran)} programs are equal, "
+        f"{len(report.outcomes) - len(ran)} were not run; report in {arguments.report}"
+    )
     return 1 if wrong or not ran else 0
 
 

@@ -20,7 +20,7 @@
 namespace gpupool::bench {
 namespace {
 
-constexpr size_t kChunk = 256 * 1024;             // what one read takes at most
+constexpr size_t kChunk = 256 * 1024;              // what one read takes at most
 constexpr size_t kTargetBytes = 64 * 1024 * 1024;  // largest transfer
 
 enum class Work : uint32_t { kEcho = 1, kSink = 2, kSource = 3 };

@@ -1,5 +1,5 @@
-// What the carrier itself can do: a peer process that echoes, takes in and sends bytes over a unix or
-// TCP connection, with nothing of gpupool in between.
+// What the carrier itself can do: a peer process that echoes, takes in and sends bytes over a unix
+// or TCP connection, with nothing of gpupool in between.
 #pragma once
 
 #include <sys/types.h>

@@ -1,6 +1,6 @@
-// The CUDA program that tools/bench runs through a slice. In each repetition every measurement stands
-// beside its raw baseline, so that ratios are taken within seconds of each other on the same machine.
-// Prints one JSON object per measurement.
+// The CUDA program that tools/bench runs through a slice. In each repetition every measurement
+// stands beside its raw baseline, so that ratios are taken within seconds of each other on the same
+// machine. Prints one JSON object per measurement.
 //
 //   gpupool-bench-client all      --carrier unix|tcp --repetitions N [--launches N]
 //   gpupool-bench-client startup  --repetitions N --direct DIR   DIR: driver without remoting
@@ -35,8 +35,8 @@ struct CopySize {
   int count;
 };
 constexpr CopySize kCopySizes[] = {
-    {"4 KiB", 4096, 2000},       {"64 KiB", 65536, 500}, {"1 MiB", 1 << 20, 100},
-    {"16 MiB", 16 << 20, 8},     {"64 MiB", kLargest, 3},
+    {"4 KiB", 4096, 2000},   {"64 KiB", 65536, 500},  {"1 MiB", 1 << 20, 100},
+    {"16 MiB", 16 << 20, 8}, {"64 MiB", kLargest, 3},
 };
 
 double cpu_seconds() {
@@ -65,7 +65,8 @@ class Program {
 
   void launch() {
     void* parameters[] = {&buffer_, &count_, &factor_};
-    BENCH_CHECK(driver_.cuLaunchKernel(function_, 1, 1, 1, 32, 1, 1, 0, nullptr, parameters, nullptr));
+    BENCH_CHECK(
+        driver_.cuLaunchKernel(function_, 1, 1, 1, 32, 1, 1, 0, nullptr, parameters, nullptr));
   }
   void synchronize() { BENCH_CHECK(driver_.cuCtxSynchronize()); }
 
@@ -123,7 +124,8 @@ class Program {
     return std::memcmp(source, target, size.bytes) == 0;
   }
 
-  static void add_rate(Results& results, const std::string& name, const CopySize& size, double seconds) {
+  static void add_rate(Results& results, const std::string& name, const CopySize& size,
+                       double seconds) {
     results.add(name, "MB/s", static_cast<double>(size.bytes) * size.count / 1e6 / seconds);
   }
 
@@ -277,12 +279,18 @@ int run(int argc, char** argv) {
   if (mode == "first" && argc == 3) return first_kernel(std::atoi(argv[2]));
   for (int i = 2; i + 1 < argc; i += 2) {
     std::string option = argv[i], value = argv[i + 1];
-    if (option == "--carrier" && value == "tcp") carrier = Carrier::kTcp;
-    else if (option == "--carrier" && value == "unix") carrier = Carrier::kUnix;
-    else if (option == "--repetitions") repetitions = std::max(1, std::atoi(value.c_str()));
-    else if (option == "--launches") launches = std::max(1, std::atoi(value.c_str()));
-    else if (option == "--direct") direct = value;
-    else return usage();
+    if (option == "--carrier" && value == "tcp")
+      carrier = Carrier::kTcp;
+    else if (option == "--carrier" && value == "unix")
+      carrier = Carrier::kUnix;
+    else if (option == "--repetitions")
+      repetitions = std::max(1, std::atoi(value.c_str()));
+    else if (option == "--launches")
+      launches = std::max(1, std::atoi(value.c_str()));
+    else if (option == "--direct")
+      direct = value;
+    else
+      return usage();
   }
   if (mode == "all") return measure_all(carrier, repetitions, launches);
   if (mode == "startup" && !direct.empty()) return measure_startup(repetitions, direct);

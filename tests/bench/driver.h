@@ -11,11 +11,12 @@
 
 namespace gpupool::bench {
 
-#define BENCH_FUNCTIONS(X)                                                                       \
-  X(cuInit) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2)           \
-  X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleUnload)                   \
-  X(cuModuleGetFunction) X(cuLaunchKernel) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemcpyHtoD_v2)   \
-  X(cuMemcpyDtoH_v2) X(cuMemGetInfo_v2)
+#define BENCH_FUNCTIONS(X)                                                                         \
+  X(cuInit)                                                                                        \
+  X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuCtxSetCurrent)    \
+      X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)             \
+          X(cuLaunchKernel) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) \
+              X(cuMemGetInfo_v2)
 
 struct Driver {
 #define BENCH_MEMBER(name) decltype(&::name) name = nullptr;
@@ -29,25 +30,25 @@ struct Driver {
       std::fprintf(stderr, "bench: %s\n", dlerror());
       std::exit(3);
     }
-#define BENCH_LOOKUP(function)                                                          \
-  function = reinterpret_cast<decltype(function)>(dlsym(library, #function));           \
-  if (function == nullptr) {                                                            \
-    std::fprintf(stderr, "bench: libcuda.so.1 has no %s\n", #function);                 \
-    std::exit(3);                                                                       \
+#define BENCH_LOOKUP(function)                                                \
+  function = reinterpret_cast<decltype(function)>(dlsym(library, #function)); \
+  if (function == nullptr) {                                                  \
+    std::fprintf(stderr, "bench: libcuda.so.1 has no %s\n", #function);       \
+    std::exit(3);                                                             \
   }
     BENCH_FUNCTIONS(BENCH_LOOKUP)
 #undef BENCH_LOOKUP
   }
 };
 
-#define BENCH_CHECK(call)                                                                        \
-  do {                                                                                           \
-    int status_ = static_cast<int>(call);                                                        \
-    if (status_ != 0) {                                                                          \
-      std::fprintf(stderr, "bench: %s:%d: %s gave CUDA error %d\n", __FILE__, __LINE__, #call,   \
-                   status_);                                                                     \
-      std::exit(4);                                                                              \
-    }                                                                                            \
+#define BENCH_CHECK(call)                                                                      \
+  do {                                                                                         \
+    int status_ = static_cast<int>(call);                                                      \
+    if (status_ != 0) {                                                                        \
+      std::fprintf(stderr, "bench: %s:%d: %s gave CUDA error %d\n", __FILE__, __LINE__, #call, \
+                   status_);                                                                   \
+      std::exit(4);                                                                            \
+    }                                                                                          \
   } while (0)
 
 }  // namespace gpupool::bench

@@ -38,8 +38,8 @@ class Results {
   void print() const {
     for (const std::string& name : order_) {
       const Entry& entry = entries_.at(name);
-      std::printf("{\"name\": \"%s\", \"unit\": \"%s\", \"median\": %.9g, \"values\": [", name.c_str(),
-                  entry.unit.c_str(), median(entry.values));
+      std::printf("{\"name\": \"%s\", \"unit\": \"%s\", \"median\": %.9g, \"values\": [",
+                  name.c_str(), entry.unit.c_str(), median(entry.values));
       for (size_t i = 0; i < entry.values.size(); ++i) {
         std::printf("%s%.9g", i == 0 ? "" : ", ", entry.values[i]);
       }

@@ -11,9 +11,9 @@ import pytest
 # Behind the installed packages: the tests use the gpupool that was built and installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
-from gpupoold import paths  # noqa: E402
-from tests.functional.pool import Pool  # noqa: E402
-from tests.programs.toolchain import Compiler  # noqa: E402
+from gpupoold import paths
+from tests.functional.pool import Pool
+from tests.programs.toolchain import Compiler
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,9 @@ def simulated_driver() -> Path:
 @pytest.fixture(scope="session")
 def shared_pool(simulated_driver: Path) -> Iterator[Pool]:
     """A pool for all tests that leave it as they found it, with the slice "main"."""
-    with Pool(driver_directory=simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
+    with Pool(
+        driver_directory=simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}
+    ) as pool:
         pool.slice("main", compute=25, memory=4096)
         yield pool
 

@@ -34,8 +34,11 @@ class Pool(Sandbox):
     @property
     def environment(self) -> dict[str, str]:
         """For programs that use this pool."""
-        result = {name: value for name, value in super().environment.items()
-                  if name not in ("GPUPOOL_LEASE_FILE", "GPUPOOL_CARRIER", "LD_LIBRARY_PATH")}
+        result = {
+            name: value
+            for name, value in super().environment.items()
+            if name not in ("GPUPOOL_LEASE_FILE", "GPUPOOL_CARRIER", "LD_LIBRARY_PATH")
+        }
         # The current directory may hold sources; what is tested is what is installed.
         result["PYTHONSAFEPATH"] = "1"
         result["CUPY_CACHE_DIR"] = str(self.root / "cupy")
@@ -69,27 +72,54 @@ class Pool(Sandbox):
 
     def slice(self, name: str, compute: int = 25, memory: int = 4096) -> str:
         """Makes a slice (percent, MiB) and returns its name."""
-        self.ctl("slice", "create", "--name", name, "--compute", str(compute), "--memory",
-                 str(memory), check=True)
+        self.ctl(
+            "slice",
+            "create",
+            "--name",
+            name,
+            "--compute",
+            str(compute),
+            "--memory",
+            str(memory),
+            check=True,
+        )
         return name
 
     def run_command(self, slice_name: str, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` on a slice."""
         return self.ctl_command("run", "--slice", slice_name, "--", *command)
 
-    def run(self, slice_name: str, command: Sequence[str], *, timeout: float = 300,
-            environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self,
+        slice_name: str,
+        command: Sequence[str],
+        *,
+        timeout: float = 300,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a program on a slice to its end; both outputs are captured."""
-        return subprocess.run(self.run_command(slice_name, command), capture_output=True, text=True,
-                              env={**self.environment, **(environment or {})}, timeout=timeout,
-                              stdin=subprocess.DEVNULL, check=False)
+        return subprocess.run(
+            self.run_command(slice_name, command),
+            capture_output=True,
+            text=True,
+            env={**self.environment, **(environment or {})},
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
 
     @contextlib.contextmanager
     def started(self, slice_name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
         """A program on a slice that is spoken with by pipes; killed at the end if it still runs."""
-        process = subprocess.Popen(self.run_command(slice_name, command), stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   env=self.environment, start_new_session=True)
+        process = subprocess.Popen(
+            self.run_command(slice_name, command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+        )
         try:
             yield process
         finally:
@@ -101,13 +131,27 @@ class Pool(Sandbox):
                     stream.close()
             process.wait()
 
-    def direct(self, command: Sequence[str], *, timeout: float = 300,
-               environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def direct(
+        self,
+        command: Sequence[str],
+        *,
+        timeout: float = 300,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a program on the driver itself, without gpupool in between."""
-        return subprocess.run(list(command), capture_output=True, text=True, timeout=timeout,
-                              env={**self.environment, "LD_LIBRARY_PATH": self.driver_directory,
-                                   **(environment or {})},
-                              stdin=subprocess.DEVNULL, check=False)
+        return subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={
+                **self.environment,
+                "LD_LIBRARY_PATH": self.driver_directory,
+                **(environment or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
 
     def used_mib(self, slice_name: str) -> int:
         """Memory charged to a slice now, MiB."""
@@ -130,8 +174,10 @@ class Pool(Sandbox):
 
     def worker_logs(self) -> str:
         """All that workers wrote."""
-        return "".join(file.read_text(errors="replace")
-                       for file in sorted((self.run_dir / "log").glob("*.log")))
+        return "".join(
+            file.read_text(errors="replace")
+            for file in sorted((self.run_dir / "log").glob("*.log"))
+        )
 
     def logs(self) -> str:
         """The ends of all logs, for messages."""

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+
 from tests.functional import wire
 from tests.functional.pool import Pool
 from tests.functional.wire import Connection, Lease
@@ -25,11 +26,11 @@ def frames_of(file: Path) -> list[tuple[bytes, list[bytes]]]:
         at += 8
         sizes = struct.unpack_from(f"<{bulk_count}I", data, at)
         at += 4 * bulk_count
-        body = data[at:at + body_bytes]
+        body = data[at : at + body_bytes]
         at += body_bytes
         bulk = []
         for size in sizes:
-            bulk.append(data[at:at + size])
+            bulk.append(data[at : at + size])
             at += size
         frames.append((body, bulk))
     return frames
@@ -63,12 +64,22 @@ def test_recorded_session(pool: Pool, file: Path) -> None:
     with pool.started("main", ["sh", "-c", "cat $GPUPOOL_LEASE_FILE; exec cat"]) as holder:
         assert holder.stdout is not None
         lease = Lease.parse(holder.stdout.readline())
-        with Connection(lease).open() as session, Connection(lease).open(
-                purpose=wire.DEVICE, session=session.session, arena=arena_of(frames),
-                minor=int(minor), minor_min=int(minor)) as device:
+        with (
+            Connection(lease).open() as session,
+            Connection(lease).open(
+                purpose=wire.DEVICE,
+                session=session.session,
+                arena=arena_of(frames),
+                minor=int(minor),
+                minor_min=int(minor),
+            ) as device,
+        ):
             for body, bulk in frames:
-                waiting = {struct.unpack_from("<Q", content)[0]: operation
-                           for operation, flags, content in wire.commands_of(body) if flags & 1}
+                waiting = {
+                    struct.unpack_from("<Q", content)[0]: operation
+                    for operation, flags, content in wire.commands_of(body)
+                    if flags & 1
+                }
                 device.send(body, bulk)
                 while waiting:
                     for reply in device.replies():
@@ -79,7 +90,7 @@ def test_recorded_session(pool: Pool, file: Path) -> None:
                             del waiting[reply.call]
             assert wire.event_kinds(device.events) == []
     expected = b"".join(RECORDINGS[program]())
-    assert b"".join(copied)[:len(expected)] == expected
+    assert b"".join(copied)[: len(expected)] == expected
 
 
 def test_there_is_a_recording_of_this_release() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from tests.functional import wire
 from tests.functional.pool import Pool, wait_for
 from tests.functional.wire import Closed, Connection, Lease, Refused, encode_frame
@@ -18,7 +19,9 @@ from tests.programs.toolchain import Compiler
 
 @pytest.fixture(scope="module")
 def hostile_pool(simulated_driver) -> Iterator[Pool]:
-    with Pool(driver_directory=simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}) as pool:
+    with Pool(
+        driver_directory=simulated_driver, options={"broker": {"tcp_listen": "127.0.0.1:0"}}
+    ) as pool:
         pool.slice("main", compute=25, memory=4096)
         yield pool
 
@@ -29,8 +32,10 @@ def control(hostile_pool: Pool, compiler: Compiler) -> Iterator[subprocess.Popen
     done = hostile_pool.root / "done"
     done.unlink(missing_ok=True)
     loop = str(compiler.driver("loop"))
-    script = f"{loop} 20 >/dev/null && echo ready && while ! [ -e {done} ]; do {loop} 20 " \
-             f">{done}.out 2>&1 || exit 1; done; cat {done}.out"
+    script = (
+        f"{loop} 20 >/dev/null && echo ready && while ! [ -e {done} ]; do {loop} 20 "
+        f">{done}.out 2>&1 || exit 1; done; cat {done}.out"
+    )
     with hostile_pool.started("main", ["sh", "-c", script]) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
@@ -103,8 +108,11 @@ def test_unknown_lease(control, lease: Lease) -> None:
     assert refused.value.code in (wire.UNKNOWN_LEASE, wire.PROOF_WRONG)
 
 
-@pytest.mark.parametrize("versions", [{"major": 9}, {"minor": 99, "minor_min": 99},
-                                      {"minor": 1, "minor_min": 7}], ids=str)
+@pytest.mark.parametrize(
+    "versions",
+    [{"major": 9}, {"minor": 99, "minor_min": 99}, {"minor": 1, "minor_min": 7}],
+    ids=str,
+)
 def test_no_version_in_common(control, lease: Lease, versions: dict[str, int]) -> None:
     with Connection(lease) as connection, pytest.raises(Refused) as refused:
         connection.open(**versions)
@@ -137,8 +145,11 @@ def test_unknown_operation(control, lease: Lease) -> None:
         reply = device.ask(wire.MEM_GET_INFO, context=1)
         assert reply.status == 0
         assert struct.unpack_from("<QQ", reply.body)[1] == 4096 << 20
-        errors = [struct.unpack_from("<iH", body)
-                  for kind, body in wire.event_kinds(device.events) if kind == wire.ASYNC_ERROR]
+        errors = [
+            struct.unpack_from("<iH", body)
+            for kind, body in wire.event_kinds(device.events)
+            if kind == wire.ASYNC_ERROR
+        ]
         assert (801, 60001) in errors and (801, 60002) in errors
 
 
@@ -147,31 +158,79 @@ BAD_FRAMES = {
     "sequence": lambda c: c.frame(wire.COMMANDS, wire.command(6, call=9), sequence=77),
     "epoch": lambda c: c.frame(wire.COMMANDS, wire.command(6, call=9), epoch=c.epoch + 1),
     "kind": lambda c: c.frame(999, b""),
-    "huge body": lambda c: struct.pack("<IHHIIQQQQ", wire.FRAME_MAGIC, wire.COMMANDS, 0, 1 << 30,
-                                       c.epoch, c.sequence + 1, 0, 1 << 40, 0),
+    "huge body": lambda c: struct.pack(
+        "<IHHIIQQQQ",
+        wire.FRAME_MAGIC,
+        wire.COMMANDS,
+        0,
+        1 << 30,
+        c.epoch,
+        c.sequence + 1,
+        0,
+        1 << 40,
+        0,
+    ),
     "odd body": lambda c: c.frame(wire.COMMANDS, b"123"),
-    "too many segments": lambda c: struct.pack("<IHHIIQQQQ", wire.FRAME_MAGIC, wire.COMMANDS, 60000,
-                                               0, c.epoch, c.sequence + 1, 0, 1 << 40, 1 << 50),
-    "huge segment": lambda c: struct.pack("<IHHIIQQQQII", wire.FRAME_MAGIC, wire.COMMANDS, 1, 0,
-                                          c.epoch, c.sequence + 1, 0, 1 << 40, 0xffffffff,
-                                          0xffffffff, 0),
-    "sum of segments": lambda c: struct.pack("<IHHIIQQQQII", wire.FRAME_MAGIC, wire.COMMANDS, 1, 0,
-                                             c.epoch, c.sequence + 1, 0, 1 << 40, 4096, 64,
-                                             0) + bytes(64),
+    "too many segments": lambda c: struct.pack(
+        "<IHHIIQQQQ",
+        wire.FRAME_MAGIC,
+        wire.COMMANDS,
+        60000,
+        0,
+        c.epoch,
+        c.sequence + 1,
+        0,
+        1 << 40,
+        1 << 50,
+    ),
+    "huge segment": lambda c: struct.pack(
+        "<IHHIIQQQQII",
+        wire.FRAME_MAGIC,
+        wire.COMMANDS,
+        1,
+        0,
+        c.epoch,
+        c.sequence + 1,
+        0,
+        1 << 40,
+        0xFFFFFFFF,
+        0xFFFFFFFF,
+        0,
+    ),
+    "sum of segments": lambda c: struct.pack(
+        "<IHHIIQQQQII",
+        wire.FRAME_MAGIC,
+        wire.COMMANDS,
+        1,
+        0,
+        c.epoch,
+        c.sequence + 1,
+        0,
+        1 << 40,
+        4096,
+        64,
+        0,
+    )
+    + bytes(64),
     "command longer than its frame": lambda c: c.frame(
-        wire.COMMANDS, struct.pack("<IHBBII", 4096, 6, 0, 0, 1, 0)),
+        wire.COMMANDS, struct.pack("<IHBBII", 4096, 6, 0, 0, 1, 0)
+    ),
     "command shorter than its header": lambda c: c.frame(
-        wire.COMMANDS, struct.pack("<IHBBII", 8, 6, 0, 0, 1, 0)),
+        wire.COMMANDS, struct.pack("<IHBBII", 8, 6, 0, 0, 1, 0)
+    ),
     "command without length": lambda c: c.frame(
-        wire.COMMANDS, struct.pack("<IHBBII", 0, 6, 0, 0, 1, 0)),
+        wire.COMMANDS, struct.pack("<IHBBII", 0, 6, 0, 0, 1, 0)
+    ),
     "more bulk than there is": lambda c: c.frame(
-        wire.COMMANDS, wire.command(25, bytes(48), bulk_count=9)),
+        wire.COMMANDS, wire.command(25, bytes(48), bulk_count=9)
+    ),
 }
 
 
 @pytest.mark.parametrize("what", BAD_FRAMES)
-def test_bad_frame_ends_the_session_only(control, hostile_pool: Pool, lease: Lease,
-                                         what: str) -> None:
+def test_bad_frame_ends_the_session_only(
+    control, hostile_pool: Pool, lease: Lease, what: str
+) -> None:
     with Connection(lease).open() as session, wire.open_device(lease, session.session) as device:
         assert wire.create_context(device).status == 0
         device.send_raw(BAD_FRAMES[what](device))
@@ -189,12 +248,16 @@ def test_half_a_frame_in_a_session(control, hostile_pool: Pool, lease: Lease) ->
         assert wire.create_context(device).status == 0
         device.send_raw(device.frame(wire.COMMANDS, wire.command(6, call=9))[:60])
         device.close()
-    wait_for("the session's end",
-             lambda: not any(s["pid"] == os.getpid() for s in hostile_pool.sessions()), 15)
+    wait_for(
+        "the session's end",
+        lambda: not any(s["pid"] == os.getpid() for s in hostile_pool.sessions()),
+        15,
+    )
 
 
-def test_many_half_open_connections(control, hostile_pool: Pool, compiler: Compiler,
-                                    lease: Lease) -> None:
+def test_many_half_open_connections(
+    control, hostile_pool: Pool, compiler: Compiler, lease: Lease
+) -> None:
     """Others still get in."""
     with contextlib.ExitStack() as stack:
         for _ in range(300):

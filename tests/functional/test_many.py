@@ -10,8 +10,10 @@ def test_fifty_programs_at_once(pool: Pool, compiler: Compiler) -> None:
     """All on one slice; each counts on from its own number, so that answers would be mixed up
     visibly."""
     loop, count = compiler.driver("loop"), 50
-    script = (f"for i in $(seq {count}); do {loop} 5 >{pool.root}/out.$i 2>&1 "
-              f"|| echo failed $? & done; wait; echo done")
+    script = (
+        f"for i in $(seq {count}); do {loop} 5 >{pool.root}/out.$i 2>&1 "
+        f"|| echo failed $? & done; wait; echo done"
+    )
     done = pool.run("main", ["sh", "-c", script], timeout=240)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr + pool.logs()
     for i in range(1, count + 1):

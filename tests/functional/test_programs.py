@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from tests.functional.pool import Pool
 from tests.programs.catalog import (
     DRIVER_PROGRAMS,
@@ -38,14 +39,18 @@ def test_static_cudart_13(shared_pool: Pool, compiler: Compiler, program: Progra
 
 
 # The runtimes differ in how they start, load images and launch: some programs show that.
-SOME = [p for p in RUNTIME_PROGRAMS
-        if p.name in ("vector_add", "reduction", "stencil_f64", "streams_events", "symbols")]
+SOME = [
+    p
+    for p in RUNTIME_PROGRAMS
+    if p.name in ("vector_add", "reduction", "stencil_f64", "streams_events", "symbols")
+]
 
 
 @pytest.mark.parametrize("runtime", ["shared13", "static12", "shared12"])
 @pytest.mark.parametrize("program", SOME, ids=lambda p: p.name)
-def test_other_cudart(shared_pool: Pool, compiler: Compiler, program: Program,
-                      runtime: str) -> None:
+def test_other_cudart(
+    shared_pool: Pool, compiler: Compiler, program: Program, runtime: str
+) -> None:
     command = program.command(compiler, runtime)
     remote = shared_pool.run("main", command)
     problem = program.problem(remote.returncode, remote.stdout)
@@ -54,18 +59,23 @@ def test_other_cudart(shared_pool: Pool, compiler: Compiler, program: Program,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["shared13", "static12", "shared12"])
-@pytest.mark.parametrize("program", [p for p in RUNTIME_PROGRAMS if p not in SOME],
-                         ids=lambda p: p.name)
-def test_every_program_with_other_cudart(shared_pool: Pool, compiler: Compiler, program: Program,
-                                         runtime: str) -> None:
+@pytest.mark.parametrize(
+    "program", [p for p in RUNTIME_PROGRAMS if p not in SOME], ids=lambda p: p.name
+)
+def test_every_program_with_other_cudart(
+    shared_pool: Pool, compiler: Compiler, program: Program, runtime: str
+) -> None:
     test_other_cudart(shared_pool, compiler, program, runtime)
 
 
 @pytest.mark.parametrize("compression", ["none", "speed", "size"])
 def test_compressed_images(shared_pool: Pool, compiler: Compiler, compression: str) -> None:
     """Images that are plain, LZ4 and zstd."""
-    program = Program("vector_add", "cuda", flags=(f"--compress-mode={compression}",)
-                      if compression != "none" else ("-no-compress",))
+    program = Program(
+        "vector_add",
+        "cuda",
+        flags=(f"--compress-mode={compression}",) if compression != "none" else ("-no-compress",),
+    )
     remote = shared_pool.run("main", program.command(compiler))
     assert program.problem(remote.returncode, remote.stdout) is None, remote.stderr
 
@@ -83,8 +93,9 @@ def test_driver_api(shared_pool: Pool, compiler: Compiler, program: Program) -> 
 
 @pytest.mark.parametrize("program", DRIVER_PROGRAMS[:3], ids=lambda p: p.name)
 def test_driver_api_over_tcp(shared_pool: Pool, compiler: Compiler, program: Program) -> None:
-    remote = shared_pool.run("main", program.command(compiler),
-                             environment={"GPUPOOL_CARRIER": "tcp"})
+    remote = shared_pool.run(
+        "main", program.command(compiler), environment={"GPUPOOL_CARRIER": "tcp"}
+    )
     problem = program.problem(remote.returncode, remote.stdout)
     assert problem is None, f"{problem}\n{remote.stderr}\n{shared_pool.logs()}"
 
@@ -102,8 +113,9 @@ def test_pycuda(shared_pool: Pool, compiler: Compiler, pycuda_folder: str) -> No
     assert problem is None, f"{problem}\n{remote.stderr}"
 
 
-def test_every_error_of_the_table_is_reported_at_the_call(shared_pool: Pool,
-                                                          compiler: Compiler) -> None:
+def test_every_error_of_the_table_is_reported_at_the_call(
+    shared_pool: Pool, compiler: Compiler
+) -> None:
     """Also the rows that CUDA leaves undefined and gpupool promises."""
     program = Program("errors", "driver", arguments=("--all",), output=None)
     command = program.command(compiler)

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+
 from tests.functional.pool import Pool, wait_for
 from tests.programs.toolchain import Compiler
 
@@ -27,13 +28,38 @@ def test_the_slice_is_what_cuda_sees(pool: Pool, memory: str) -> None:
 
 
 def test_one_mib_too_many_is_refused_at_the_call(pool: Pool, memory: str) -> None:
-    done = pool.run("main", [memory, "alloc", "4097", "alloc", "2048", "touch", "alloc", "2049",
-                             "alloc", "1024", "touch", "free", "alloc", "1024", "touch", "info"])
+    done = pool.run(
+        "main",
+        [
+            memory,
+            "alloc",
+            "4097",
+            "alloc",
+            "2048",
+            "touch",
+            "alloc",
+            "2049",
+            "alloc",
+            "1024",
+            "touch",
+            "free",
+            "alloc",
+            "1024",
+            "touch",
+            "info",
+        ],
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:7] == [f"alloc 4097: {OUT_OF_MEMORY}", "alloc 2048: 0", "touched",
-                         f"alloc 2049: {OUT_OF_MEMORY}", "alloc 1024: 0", "touched",
-                         "alloc 1024: 0"]
+    assert lines[:7] == [
+        f"alloc 4097: {OUT_OF_MEMORY}",
+        "alloc 2048: 0",
+        "touched",
+        f"alloc 2049: {OUT_OF_MEMORY}",
+        "alloc 1024: 0",
+        "touched",
+        "alloc 1024: 0",
+    ]
     free = int(lines[8].split()[1])
     assert free <= 1024 * MIB
 
@@ -44,8 +70,11 @@ def test_two_sessions_share_it(pool: Pool, memory: str) -> None:
         assert first.stdout.readline() == "alloc 3000: 0\n"
         assert first.stdout.readline() == "waiting\n"
         second = pool.run("main", [memory, "alloc", "2000", "alloc", "1000", "touch"])
-        assert second.stdout.splitlines()[:3] == [f"alloc 2000: {OUT_OF_MEMORY}", "alloc 1000: 0",
-                                                  "touched"], second.stderr
+        assert second.stdout.splitlines()[:3] == [
+            f"alloc 2000: {OUT_OF_MEMORY}",
+            "alloc 1000: 0",
+            "touched",
+        ], second.stderr
         assert 3000 <= pool.used_mib("main") <= 4096
         first.stdin.write("\n")
         first.stdin.flush()
@@ -56,8 +85,9 @@ def test_two_sessions_share_it(pool: Pool, memory: str) -> None:
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_all_is_free_a_second_after_the_end(pool: Pool, memory: str, end: str) -> None:
-    with pool.started("main", [memory, "alloc", "2048", "touch", "alloc", "1024", "wait",
-                               "end"]) as program:
+    with pool.started(
+        "main", [memory, "alloc", "2048", "touch", "alloc", "1024", "wait", "end"]
+    ) as program:
         assert program.stdout is not None and program.stdin is not None
         lines = [program.stdout.readline() for _ in range(4)]
         assert lines[3] == "waiting\n", lines

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.functional.pool import Pool
 
 CONFIGURATION, DRIVER, STATE, SOCKET = 2, 3, 4, 5
@@ -60,15 +62,18 @@ def test_broken_driver(idle: Pool, tmp_path: Path) -> None:
     assert str(tmp_path) in one_sentence(output)
 
 
-@pytest.mark.parametrize(("group", "option", "value"), [
-    ("DEFAULT", "run_dir", "relative/path"),
-    ("DEFAULT", "run_dir", "/tmp/" + "x" * 120),
-    ("DEFAULT", "event_limit", "many"),
-    ("broker", "warm_workers", "-1"),
-    ("broker", "tcp_listen", "0.0.0.0:4000"),
-    ("broker", "worker_user", "no-such-user"),
-    ("gpus", "placement_policy", "fastest"),
-])
+@pytest.mark.parametrize(
+    ("group", "option", "value"),
+    [
+        ("DEFAULT", "run_dir", "relative/path"),
+        ("DEFAULT", "run_dir", "/tmp/" + "x" * 120),
+        ("DEFAULT", "event_limit", "many"),
+        ("broker", "warm_workers", "-1"),
+        ("broker", "tcp_listen", "0.0.0.0:4000"),
+        ("broker", "worker_user", "no-such-user"),
+        ("gpus", "placement_policy", "fastest"),
+    ],
+)
 def test_wrong_configuration_value(idle: Pool, group: str, option: str, value: str) -> None:
     idle.options = {group: {option: value}}
     idle.write_config()
@@ -96,8 +101,9 @@ def test_configuration_that_is_missing(idle: Pool) -> None:
 def small_file_system(directory: Path, kib: int) -> Iterator[None]:
     """A tmpfs of the given size on `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(directory)],
-                   check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(directory)], check=True
+    )
     try:
         yield
     finally:
@@ -119,17 +125,16 @@ def test_disk_that_fills_up(idle: Pool, full_disks_possible: None) -> None:
         idle.start_broker()
         idle.start_daemon()
         idle.slice("before", compute=10, memory=512)
-        ballast = open(idle.state_dir / "ballast", "wb")
-        with contextlib.suppress(OSError):
+        # Closing a file that could not be written entirely fails too.
+        with contextlib.suppress(OSError), open(idle.state_dir / "ballast", "wb") as ballast:
             while True:
                 ballast.write(bytes(4096))
                 ballast.flush()
-        with contextlib.suppress(OSError):
-            ballast.close()
         refused = None
         for number in range(200):  # the database has some room of its own
-            refused = idle.ctl("slice", "create", "--name", f"more{number}", "--compute", "1",
-                               "--memory", "16")
+            refused = idle.ctl(
+                "slice", "create", "--name", f"more{number}", "--compute", "1", "--memory", "16"
+            )
             if refused.returncode != 0:
                 break
             idle.ctl("slice", "delete", f"more{number}")

@@ -52,8 +52,9 @@ def test_broker_killed(pool: Pool, compiler: Compiler) -> None:
         # Nobody is left behind.
         wait_for("the workers' end", lambda: not any(alive(pid) for pid in workers), 10)
     pool.start_broker()
-    wait_for("a program that works again",
-             lambda: pool.run("main", [loop, "1"]).returncode == 0, 20)
+    wait_for(
+        "a program that works again", lambda: pool.run("main", [loop, "1"]).returncode == 0, 20
+    )
     assert pool.used_mib("main") == 0
 
 
@@ -64,8 +65,10 @@ def test_gpupoold_killed_and_restarted(pool: Pool, compiler: Compiler) -> None:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         before = {
-            "slices": sorted((s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
-                             for s in pool.ctl_json("slice", "list")),
+            "slices": sorted(
+                (s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
+                for s in pool.ctl_json("slice", "list")
+            ),
             "leases": sorted(lease["id"] for lease in pool.ctl_json("lease", "list")),
             "sessions": sorted(s["id"] for s in pool.sessions()),
         }
@@ -74,12 +77,22 @@ def test_gpupoold_killed_and_restarted(pool: Pool, compiler: Compiler) -> None:
             pool.end_daemon(number)
             assert program.poll() is None
             pool.start_daemon()
-            wait_for("the sessions to be known again",
-                     lambda: sorted(s["id"] for s in pool.sessions()) == before["sessions"], 10)
-            assert sorted((s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
-                          for s in pool.ctl_json("slice", "list")) == before["slices"]
-            assert sorted(lease["id"] for lease in pool.ctl_json("lease", "list")) == (
-                before["leases"])
+            wait_for(
+                "the sessions to be known again",
+                lambda: sorted(s["id"] for s in pool.sessions()) == before["sessions"],
+                10,
+            )
+            assert (
+                sorted(
+                    (s["name"], s["uuid"], s["memory_mib"], s["gpu_uuid"])
+                    for s in pool.ctl_json("slice", "list")
+                )
+                == before["slices"]
+            )
+            assert (
+                sorted(lease["id"] for lease in pool.ctl_json("lease", "list"))
+                == (before["leases"])
+            )
             assert program.poll() is None, "the program noticed"
         with pool.started("other", [loop, "3"]) as later:
             assert rest_of(later) == "ready\nok\n"

@@ -3,6 +3,7 @@ to broker and workers when they play a client, a good or a bad one."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -80,27 +81,53 @@ class Lease:
         return cls(uuid.UUID(data["lease"]).bytes, bytes.fromhex(data["key"]), unix, tcp)
 
 
-def encode_frame(kind: int, body: bytes, *, bulk: Iterable[bytes] = (), epoch: int = 0,
-                 sequence: int = 0, acknowledged: int = 0, credit: int = UNLIMITED_CREDIT,
-                 magic: int = FRAME_MAGIC) -> bytes:
+def encode_frame(
+    kind: int,
+    body: bytes,
+    *,
+    bulk: Iterable[bytes] = (),
+    epoch: int = 0,
+    sequence: int = 0,
+    acknowledged: int = 0,
+    credit: int = UNLIMITED_CREDIT,
+    magic: int = FRAME_MAGIC,
+) -> bytes:
     """A frame as it travels."""
     segments = list(bulk)
     sizes = b"".join(struct.pack("<I", len(s)) for s in segments)
     sizes += bytes(-len(sizes) % 8)
-    header = _HEADER.pack(magic, kind, len(segments), len(body), epoch, sequence, acknowledged,
-                          credit, sum(map(len, segments)))
+    header = _HEADER.pack(
+        magic,
+        kind,
+        len(segments),
+        len(body),
+        epoch,
+        sequence,
+        acknowledged,
+        credit,
+        sum(map(len, segments)),
+    )
     return header + sizes + body + b"".join(segments)
 
 
-def command(operation: int, body: bytes = b"", *, call: int | None = None, thread: int = 1,
-            context: int = 0, bulk_count: int = 0) -> bytes:
+def command(
+    operation: int,
+    body: bytes = b"",
+    *,
+    call: int | None = None,
+    thread: int = 1,
+    context: int = 0,
+    bulk_count: int = 0,
+) -> bytes:
     """A command; `call` is given when a reply is wanted."""
     if call is not None:
         body = struct.pack("<Q", call) + body
     body += bytes(-len(body) % 8)
     flags = 1 if call is not None else 0
-    return _COMMAND.pack(_COMMAND.size + len(body), operation, flags, bulk_count, thread,
-                         context) + body
+    return (
+        _COMMAND.pack(_COMMAND.size + len(body), operation, flags, bulk_count, thread, context)
+        + body
+    )
 
 
 def commands_of(body: bytes) -> list[tuple[int, int, bytes]]:
@@ -108,7 +135,7 @@ def commands_of(body: bytes) -> list[tuple[int, int, bytes]]:
     found, offset = [], 0
     while offset < len(body):
         size, operation, flags, _bulk, _thread, _context = _COMMAND.unpack_from(body, offset)
-        found.append((operation, flags, body[offset + _COMMAND.size:offset + size]))
+        found.append((operation, flags, body[offset + _COMMAND.size : offset + size]))
         offset += size
     return found
 
@@ -144,10 +171,8 @@ class Connection:
 
     def send_raw(self, data: bytes) -> None:
         """Sends bytes as they are; what the other side does about them is read, not raised."""
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
     def receive(self, size: int) -> bytes:
         data = b""
@@ -163,8 +188,17 @@ class Connection:
 
     def receive_frame(self) -> Frame:
         """The next frame. Raises Refused for a kRefused, Closed at the end of the stream."""
-        (magic, kind, bulk_count, body_bytes, epoch, sequence, _acknowledged, credit,
-         _bulk_bytes) = _HEADER.unpack(self.receive(_HEADER.size))
+        (
+            magic,
+            kind,
+            bulk_count,
+            body_bytes,
+            epoch,
+            sequence,
+            _acknowledged,
+            credit,
+            _bulk_bytes,
+        ) = _HEADER.unpack(self.receive(_HEADER.size))
         assert magic == FRAME_MAGIC
         sizes = struct.unpack(f"<{bulk_count}I", self.receive(bulk_count * 4))
         if bulk_count % 2:
@@ -175,18 +209,38 @@ class Connection:
             self.received = sequence
         if kind == REFUSED:
             code, length = struct.unpack_from("<II", body)
-            raise Refused(code, body[8:8 + length].rstrip(b"\0").decode())
+            raise Refused(code, body[8 : 8 + length].rstrip(b"\0").decode())
         return Frame(kind, body, bulk, epoch, sequence, credit)
 
-    def hello(self, *, purpose: int = SESSION, session: bytes = bytes(16), device: int = 0,
-              major: int = MAJOR, minor: int = MINOR, minor_min: int = MINOR,
-              arena: tuple[int, int] = (0, 0), lease: bytes | None = None,
-              magic: int = HELLO_MAGIC) -> bytes:
+    def hello(
+        self,
+        *,
+        purpose: int = SESSION,
+        session: bytes = bytes(16),
+        device: int = 0,
+        major: int = MAJOR,
+        minor: int = MINOR,
+        minor_min: int = MINOR,
+        arena: tuple[int, int] = (0, 0),
+        lease: bytes | None = None,
+        magic: int = HELLO_MAGIC,
+    ) -> bytes:
         """The body of a kHello."""
         self.nonce = os.urandom(32)
-        return _HELLO.pack(magic, major, minor, minor_min, purpose,
-                           self.lease.lease if lease is None else lease, self.nonce, session,
-                           device, os.getpid(), b"a test", *arena)
+        return _HELLO.pack(
+            magic,
+            major,
+            minor,
+            minor_min,
+            purpose,
+            self.lease.lease if lease is None else lease,
+            self.nonce,
+            session,
+            device,
+            os.getpid(),
+            b"a test",
+            *arena,
+        )
 
     def open(self, *, key: bytes | None = None, **hello: object) -> Connection:
         """The whole handshake. Raises Refused or Closed."""
@@ -202,17 +256,23 @@ class Connection:
         welcome = self.receive_frame()
         assert welcome.kind == WELCOME
         proof, self.session, self.epoch, self.device_count, self.initial_credit = struct.unpack(
-            "<32s16sIIQ", welcome.body[:64])
-        expected = hmac.digest(self.lease.key, b"gpupool server 1" + self.nonce + server_nonce,
-                               hashlib.sha256)
+            "<32s16sIIQ", welcome.body[:64]
+        )
+        expected = hmac.digest(
+            self.lease.key, b"gpupool server 1" + self.nonce + server_nonce, hashlib.sha256
+        )
         assert hmac.compare_digest(proof, expected), "the broker does not know the key"
         return self
 
     def frame(self, kind: int, body: bytes, bulk: Iterable[bytes] = (), **fields: int) -> bytes:
         """The next frame of this connection; `fields` are wrong on purpose."""
         self.sequence += 1
-        values = {"epoch": self.epoch, "sequence": self.sequence, "acknowledged": self.received,
-                  **fields}
+        values = {
+            "epoch": self.epoch,
+            "sequence": self.sequence,
+            "acknowledged": self.received,
+            **fields,
+        }
         return encode_frame(kind, body, bulk=bulk, **values)
 
     def send(self, body: bytes, bulk: Iterable[bytes] = ()) -> None:
@@ -231,9 +291,15 @@ class Connection:
             found, offset, used = [], 0, 0
             while offset < len(frame.body):
                 size, flags, bulk_count, call, status, _ = _REPLY.unpack_from(frame.body, offset)
-                found.append(Reply(call, status, flags,
-                                   frame.body[offset + _REPLY.size:offset + size],
-                                   frame.bulk[used:used + bulk_count]))
+                found.append(
+                    Reply(
+                        call,
+                        status,
+                        flags,
+                        frame.body[offset + _REPLY.size : offset + size],
+                        frame.bulk[used : used + bulk_count],
+                    )
+                )
                 used += bulk_count
                 offset += size
             return found
@@ -259,7 +325,7 @@ def event_kinds(frames: Iterable[Frame]) -> list[tuple[int, bytes]]:
         offset = 0
         while offset < len(frame.body):
             size, kind, _, _context, _thread = _EVENT.unpack_from(frame.body, offset)
-            found.append((kind, frame.body[offset + _EVENT.size:offset + size]))
+            found.append((kind, frame.body[offset + _EVENT.size : offset + size]))
             offset += size
     return found
 

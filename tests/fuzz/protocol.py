@@ -19,13 +19,30 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.functional import wire  # noqa: E402
-from tests.functional.pool import Pool  # noqa: E402
-from tests.functional.wire import Closed, Connection, Lease, Refused  # noqa: E402
+from tests.functional import wire
+from tests.functional.pool import Pool
+from tests.functional.wire import Closed, Connection, Lease, Refused
 
 OPERATIONS = 100  # numbers up to here are tried; those that are not given out are unknown ones
-INTERESTING = [0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
-               (1 << 63) - 1, 1 << 63, (1 << 64) - 1, wire.ARENA[0], wire.ARENA[0] + (1 << 21)]
+INTERESTING = [
+    0,
+    1,
+    2,
+    7,
+    8,
+    0x7F,
+    0x80,
+    0xFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+    wire.ARENA[0],
+    wire.ARENA[0] + (1 << 21),
+]
 ENDS = (Refused, Closed, TimeoutError, AssertionError, struct.error, OSError)
 
 
@@ -39,10 +56,10 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
             out[at] = rng.randrange(256)
         elif choice < 0.8 and len(out) >= 8:
             at = rng.randrange(len(out) // 4) * 4
-            word = struct.pack("<Q", rng.choice(INTERESTING))[:rng.choice([2, 4, 8])]
-            out[at:at + len(word)] = word
+            word = struct.pack("<Q", rng.choice(INTERESTING))[: rng.choice([2, 4, 8])]
+            out[at : at + len(word)] = word
         elif choice < 0.9:
-            del out[rng.randrange(len(out) + 1):]
+            del out[rng.randrange(len(out) + 1) :]
         else:
             out += rng.randbytes(rng.randint(1, 64))
     return bytes(out)
@@ -81,9 +98,13 @@ def random_commands(rng: random.Random, device: Connection) -> bytes:
     body = b""
     for _ in range(rng.randint(1, 6)):
         call = rng.randint(1, 1 << 20) if rng.random() < 0.5 else None
-        body += wire.command(rng.randint(1, OPERATIONS),
-                             random_body(rng, 8 * rng.randint(0, 16)), call=call,
-                             thread=rng.randint(0, 3), context=rng.randint(0, 2))
+        body += wire.command(
+            rng.randint(1, OPERATIONS),
+            random_body(rng, 8 * rng.randint(0, 16)),
+            call=call,
+            thread=rng.randint(0, 3),
+            context=rng.randint(0, 2),
+        )
     return body
 
 
@@ -107,14 +128,32 @@ def in_a_session(rng: random.Random, lease: Lease, session: bytes) -> None:
 
 def crashed(pool: Pool) -> list[str]:
     """Lines of the broker's log and the workers' that tell of a crash."""
-    words = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "signal 11", "signal 7",
-             "signal 8", "signal 4", "signal 6", "Segmentation", "AddressSanitizer",
-             "runtime error:", "terminate called")
+    words = (
+        "SIGSEGV",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGILL",
+        "SIGABRT",
+        "signal 11",
+        "signal 7",
+        "signal 8",
+        "signal 4",
+        "signal 6",
+        "Segmentation",
+        "AddressSanitizer",
+        "runtime error:",
+        "terminate called",
+    )
     return [line for line in pool.logs().splitlines() if any(word in line for word in words)]
 
 
-def run(pool: Pool, lease: Lease, seed: int, count: int,
-        progress: Callable[[int], None] = lambda number: None) -> None:
+def run(
+    pool: Pool,
+    lease: Lease,
+    seed: int,
+    count: int,
+    progress: Callable[[int], None] = lambda number: None,
+) -> None:
     """`count` cases. AssertionError with the case's number when something broke."""
     for number in range(count):
         rng = random.Random(f"{seed}.{number}")
@@ -126,7 +165,8 @@ def run(pool: Pool, lease: Lease, seed: int, count: int,
                 with Connection(lease, timeout=10).open() as session:
                     in_a_session(rng, lease, session.session)
         assert pool.broker is not None and pool.broker.poll() is None, (
-            f"seed {seed}, case {number}: the broker ended\n{pool.logs()}")
+            f"seed {seed}, case {number}: the broker ended\n{pool.logs()}"
+        )
         lines = crashed(pool) if number % 20 == 19 or number == count - 1 else []
         assert not lines, f"seed {seed}, case {number} or shortly before: {lines}"
     # One that behaves is served.
@@ -146,8 +186,13 @@ def main() -> int:
         with pool.started("main", ["sh", "-c", "cat $GPUPOOL_LEASE_FILE; exec cat"]) as holder:
             assert holder.stdout is not None
             lease = Lease.parse(holder.stdout.readline())
-            run(pool, lease, arguments.seed, arguments.count,
-                lambda number: print(f"\r{number}", end="", flush=True))
+            run(
+                pool,
+                lease,
+                arguments.seed,
+                arguments.count,
+                lambda number: print(f"\r{number}", end="", flush=True),
+            )
     print("\nok")
     return 0
 

@@ -61,7 +61,7 @@ def _fields(data: bytes) -> dict[int, int | bytes]:
             found[key >> 3] = varint()
         elif key & 7 == 2:
             size = varint()
-            found[key >> 3] = data[at:at + size]
+            found[key >> 3] = data[at : at + size]
             at += size
         else:
             raise ValueError("unexpected wire type")
@@ -71,8 +71,15 @@ def _fields(data: bytes) -> dict[int, int | bytes]:
 class BarePool:
     """A context manager; `environment` is what a program needs to run on the slice."""
 
-    def __init__(self, native: Path, gpu_uuid: str, *, driver_directory: str = "",
-                 memory_mib: int = 4096, tcp: bool = False) -> None:
+    def __init__(
+        self,
+        native: Path,
+        gpu_uuid: str,
+        *,
+        driver_directory: str = "",
+        memory_mib: int = 4096,
+        tcp: bool = False,
+    ) -> None:
         self.native = native
         self.gpu_uuid = gpu_uuid
         self.driver_directory = driver_directory
@@ -91,30 +98,45 @@ class BarePool:
             with open(self.root / "broker.log", "wb") as log:
                 self.broker = subprocess.Popen(
                     [str(self.native / "bin" / "gpupool-broker"), "--run-dir", str(run)],
-                    stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                )
             self._push(run)
         except BaseException:
             self.stop()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a program on the slice."""
-        return {**os.environ, "GPUPOOL_LEASE_FILE": str(self.root / "lease.json"),
-                "LD_LIBRARY_PATH": ":".join(filter(None, [str(self.native / "client"),
-                                                          os.environ.get("LD_LIBRARY_PATH")]))}
+        return {
+            **os.environ,
+            "GPUPOOL_LEASE_FILE": str(self.root / "lease.json"),
+            "LD_LIBRARY_PATH": ":".join(
+                filter(None, [str(self.native / "client"), os.environ.get("LD_LIBRARY_PATH")])
+            ),
+        }
 
     def log(self) -> str:
         """The ends of the broker's and the workers' logs."""
-        return "".join(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}"
-                       for file in [self.root / "broker.log",
-                                    *sorted((self.root / "run" / "log").glob("*.log"))]
-                       if file.exists())
+        return "".join(
+            f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}"
+            for file in [
+                self.root / "broker.log",
+                *sorted((self.root / "run" / "log").glob("*.log")),
+            ]
+            if file.exists()
+        )
 
     def _push(self, run: Path) -> None:
         path = run / "broker.sock"
@@ -125,14 +147,33 @@ class BarePool:
                 raise BarePoolError(f"the broker does not start\n{self.log()}")
             time.sleep(0.02)
         lease, key, slice_id = uuid.uuid4(), secrets.token_bytes(32), uuid.uuid4()
-        settings = (_bytes(1, self.driver_directory) + _number(4, 1)
-                    + (_bytes(3, "127.0.0.1:0") if self.tcp else b""))
-        one_slice = (_bytes(1, slice_id.bytes) + _bytes(2, "check") + _bytes(3, self.gpu_uuid)
-                     + _number(5, 0x7F) + _number(6, 1) + _number(7, self.memory_mib << 20)
-                     + _number(8, 50) + _bytes(11, b""))
-        push = (_number(1, 1) + _bytes(2, settings) + _bytes(3, _bytes(1, self.gpu_uuid))
-                + _bytes(4, _bytes(1, lease.bytes) + _bytes(2, key) + _bytes(3, "gpu-check")
-                         + _bytes(4, one_slice)))
+        settings = (
+            _bytes(1, self.driver_directory)
+            + _number(4, 1)
+            + (_bytes(3, "127.0.0.1:0") if self.tcp else b"")
+        )
+        one_slice = (
+            _bytes(1, slice_id.bytes)
+            + _bytes(2, "check")
+            + _bytes(3, self.gpu_uuid)
+            + _number(5, 0x7F)
+            + _number(6, 1)
+            + _number(7, self.memory_mib << 20)
+            + _number(8, 50)
+            + _bytes(11, b"")
+        )
+        push = (
+            _number(1, 1)
+            + _bytes(2, settings)
+            + _bytes(3, _bytes(1, self.gpu_uuid))
+            + _bytes(
+                4,
+                _bytes(1, lease.bytes)
+                + _bytes(2, key)
+                + _bytes(3, "gpu-check")
+                + _bytes(4, one_slice),
+            )
+        )
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(60)
         self._socket.connect(str(path))
@@ -150,8 +191,9 @@ class BarePool:
         carriers = [{"kind": "unix", "path": str(run / "session.sock")}]
         file = self.root / "lease.json"
         file.touch(mode=0o600)
-        file.write_text(json.dumps({"version": 1, "lease": str(lease), "key": key.hex(),
-                                    "carriers": carriers}))
+        file.write_text(
+            json.dumps({"version": 1, "lease": str(lease), "key": key.hex(), "carriers": carriers})
+        )
 
     def stop(self) -> None:
         """Ends the broker and removes the files."""

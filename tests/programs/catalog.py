@@ -33,8 +33,11 @@ class Program:
         """The command line; compiles what is not compiled yet."""
         if self.kind == "python":
             return [sys.executable, str(HERE / "python" / f"{self.name}.py"), *self.arguments]
-        built: Path = (compiler.cuda(self.name, runtime, self.flags) if self.kind == "cuda"
-                       else compiler.driver(self.name))
+        built: Path = (
+            compiler.cuda(self.name, runtime, self.flags)
+            if self.kind == "cuda"
+            else compiler.driver(self.name)
+        )
         return [str(built), *self.arguments]
 
     def problem(self, status: int, output: str) -> str | None:
@@ -80,8 +83,7 @@ DRIVER_PROGRAMS = [
 PYTHON_PROGRAMS = [
     Program("bindings_nvrtc", "python", needs=("cuda.bindings", "numpy")),
     Program("numba_kernels", "python", needs=("numba", "numba_cuda")),
-    Program("cupy_arrays", "python", needs=("cupy",),
-            environment={"CUPY_COMPILE_WITH_PTX": "1"}),
+    Program("cupy_arrays", "python", needs=("cupy",), environment={"CUPY_COMPILE_WITH_PTX": "1"}),
 ]
 
 # Built from source, some minutes: only where it is installed or the long tests run.

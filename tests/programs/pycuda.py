@@ -31,12 +31,28 @@ def build_pycuda(compiler: Compiler) -> Path:
             f"CUDADRV_LIB_DIR = [{scratch!r}]\n"
             "CUDADRV_LIBNAME = ['cuda']\n"
             "CUDA_ENABLE_GL = False\nCUDA_ENABLE_CURAND = False\n"
-            "LDFLAGS = ['-Wl,--unresolved-symbols=ignore-in-object-files']\n")
+            "LDFLAGS = ['-Wl,--unresolved-symbols=ignore-in-object-files']\n"
+        )
         out = Path(scratch) / "site"
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-             "--no-binary", "pycuda", "--target", str(out), f"pycuda=={VERSION}"],
-            env={**os.environ, "HOME": scratch}, capture_output=True, text=True, check=False)
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-binary",
+                "pycuda",
+                "--target",
+                str(out),
+                f"pycuda=={VERSION}",
+            ],
+            env={**os.environ, "HOME": scratch},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             raise ToolchainError(f"pycuda {VERSION} was not built:\n{done.stderr[-3000:]}")
         os.replace(out, target)

@@ -70,10 +70,22 @@ def find_toolkit() -> Toolkit:
         if not os.access(nvcc, os.X_OK):
             continue
         root = nvcc.resolve().parent.parent
-        include = next((p for p in (root / "include", *root.glob("targets/*/include"))
-                        if (p / "cuda.h").exists()), None)
-        library = next((p for p in (root / "lib64", root / "lib", *root.glob("targets/*/lib"))
-                        if list(p.glob("libcudart*"))), None)
+        include = next(
+            (
+                p
+                for p in (root / "include", *root.glob("targets/*/include"))
+                if (p / "cuda.h").exists()
+            ),
+            None,
+        )
+        library = next(
+            (
+                p
+                for p in (root / "lib64", root / "lib", *root.glob("targets/*/lib"))
+                if list(p.glob("libcudart*"))
+            ),
+            None,
+        )
         if include is None or library is None:
             continue
         output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
@@ -84,7 +96,7 @@ def find_toolkit() -> Toolkit:
 
 
 def find_runtime(toolkit: Toolkit, name: str) -> Runtime:
-    """The library for "static13", "shared12" and so on. Raises ToolchainError when it is missing."""
+    """The library for "static13", "shared12" and so on; ToolchainError when it is missing."""
     if name not in RUNTIMES:
         raise ToolchainError(f"unknown runtime '{name}'; known: {', '.join(RUNTIMES)}")
     linkage, major = name[:-2], name[-2:]
@@ -106,8 +118,11 @@ def find_runtime(toolkit: Toolkit, name: str) -> Runtime:
 class Compiler:
     """Compiles programs into `cache`; a file is named after a hash of all that went into it."""
 
-    cache: Path = field(default_factory=lambda: Path(
-        os.environ.get("GPUPOOL_PROGRAM_CACHE", REPOSITORY / "build" / "programs")))
+    cache: Path = field(
+        default_factory=lambda: Path(
+            os.environ.get("GPUPOOL_PROGRAM_CACHE", REPOSITORY / "build" / "programs")
+        )
+    )
     default_flags: tuple[str, ...] = ()  # for every CUDA program
     _toolkit: Toolkit | None = None
 
@@ -121,21 +136,38 @@ class Compiler:
         """The executable of cuda/<name>.cu, linked with one of RUNTIMES."""
         source = HERE / "cuda" / f"{name}.cu"
         library = find_runtime(self.toolkit, runtime)
-        options = ["-O2", "-std=c++17", "-Wno-deprecated-gpu-targets",
-                   *self.default_flags, *flags]
+        options = ["-O2", "-std=c++17", "-Wno-deprecated-gpu-targets", *self.default_flags, *flags]
         if library.include is not None:
             options.append(f"-I{library.include}")
-        key = self._key([source, HERE / "cuda" / "check.h"],
-                        [str(self.toolkit.nvcc), self.toolkit.release, *options])
-        compiled = self._build(f"{name}-{key}.o", lambda out: [
-            str(self.toolkit.nvcc), *options, "-c", str(source), "-o", out])
+        key = self._key(
+            [source, HERE / "cuda" / "check.h"],
+            [str(self.toolkit.nvcc), self.toolkit.release, *options],
+        )
+        compiled = self._build(
+            f"{name}-{key}.o",
+            lambda out: [str(self.toolkit.nvcc), *options, "-c", str(source), "-o", out],
+        )
         where = library.library / library.file
         link_key = self._key([compiled], [str(where)])
-        return self._build(f"{name}-{runtime}-{link_key}", lambda out: [
-            "g++", str(compiled), "-o", out, str(where), f"-Wl,-rpath,{library.library}",
-            *([str(library.library / "libculibos.a")]
-              if library.file.endswith(".a") and (library.library / "libculibos.a").exists() else []),
-            "-ldl", "-lrt", "-lpthread"])
+        return self._build(
+            f"{name}-{runtime}-{link_key}",
+            lambda out: [
+                "g++",
+                str(compiled),
+                "-o",
+                out,
+                str(where),
+                f"-Wl,-rpath,{library.library}",
+                *(
+                    [str(library.library / "libculibos.a")]
+                    if library.file.endswith(".a") and (library.library / "libculibos.a").exists()
+                    else []
+                ),
+                "-ldl",
+                "-lrt",
+                "-lpthread",
+            ],
+        )
 
     def driver(self, name: str) -> Path:
         """The executable of driver/<name>.c, which needs libcuda.so.1 when it starts."""
@@ -143,24 +175,56 @@ class Compiler:
         options = ["-std=gnu11", "-O1", "-Wall", "-pthread", f"-I{self.toolkit.include}"]
         stub = self.driver_stub()
         key = self._key([source, HERE / "driver" / "common.h"], [self.toolkit.release, *options])
-        return self._build(f"driver-{name}-{key}", lambda out: [
-            "gcc", *options, str(source), "-o", out, "-Wl,--no-as-needed", f"-L{stub.parent}",
-            "-l:libcuda.so.1", "-Wl,--unresolved-symbols=ignore-in-object-files"])
+        return self._build(
+            f"driver-{name}-{key}",
+            lambda out: [
+                "gcc",
+                *options,
+                str(source),
+                "-o",
+                out,
+                "-Wl,--no-as-needed",
+                f"-L{stub.parent}",
+                "-l:libcuda.so.1",
+                "-Wl,--unresolved-symbols=ignore-in-object-files",
+            ],
+        )
 
     def ptx(self, name: str) -> str:
         """PTX text of cuda/<name>.cu for compute capability 7.5."""
         source = HERE / "cuda" / f"{name}.cu"
         key = self._key([source, HERE / "cuda" / "check.h"], [self.toolkit.release])
-        return self._build(f"{name}-{key}.ptx", lambda out: [
-            str(self.toolkit.nvcc), "-O2", "-std=c++17", "-arch=compute_75", "-ptx", str(source),
-            "-o", out]).read_text()
+        return self._build(
+            f"{name}-{key}.ptx",
+            lambda out: [
+                str(self.toolkit.nvcc),
+                "-O2",
+                "-std=c++17",
+                "-arch=compute_75",
+                "-ptx",
+                str(source),
+                "-o",
+                out,
+            ],
+        ).read_text()
 
     def driver_stub(self) -> Path:
         """An empty libcuda.so.1 to link with."""
         folder = self.cache / "stub"
         folder.mkdir(parents=True, exist_ok=True)
-        return self._build("stub/libcuda.so.1", lambda out: [
-            "gcc", "-shared", "-x", "c", "/dev/null", "-o", out, "-Wl,-soname,libcuda.so.1"])
+        return self._build(
+            "stub/libcuda.so.1",
+            lambda out: [
+                "gcc",
+                "-shared",
+                "-x",
+                "c",
+                "/dev/null",
+                "-o",
+                out,
+                "-Wl,-soname,libcuda.so.1",
+            ],
+        )
 
     def _key(self, files: list[Path], words: list[str]) -> str:
         digest = hashlib.sha256("\0".join(words).encode())
@@ -194,8 +258,11 @@ def main() -> int:
             for source in sorted((HERE / kind).glob(f"*.{suffix}")):
                 if arguments.name and source.stem not in arguments.name:
                     continue
-                built = (compiler.cuda(source.stem, arguments.runtime) if kind == "cuda"
-                         else compiler.driver(source.stem))
+                built = (
+                    compiler.cuda(source.stem, arguments.runtime)
+                    if kind == "cuda"
+                    else compiler.driver(source.stem)
+                )
                 print(built, flush=True)
     except ToolchainError as error:
         print(f"toolchain: {error}", file=sys.stderr)

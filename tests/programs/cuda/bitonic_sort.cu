@@ -1,7 +1,7 @@
 // Sorts pairs by a 64-bit key: a bitonic network whose short strides run in shared memory.
-#include "check.h"
-
 #include <algorithm>
+
+#include "check.h"
 
 constexpr int kBlock = 512;  // threads of a block; each has two elements in the shared part
 

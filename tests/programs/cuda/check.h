@@ -9,14 +9,14 @@
 #include <cstdlib>
 #include <vector>
 
-#define CHECK(call)                                                                        \
-  do {                                                                                     \
-    cudaError_t status_ = (call);                                                          \
-    if (status_ != cudaSuccess) {                                                          \
-      std::printf("%s:%d: %s: %s (%d)\n", __FILE__, __LINE__, #call,                       \
-                  cudaGetErrorString(status_), static_cast<int>(status_));                 \
-      std::exit(2);                                                                        \
-    }                                                                                      \
+#define CHECK(call)                                                                               \
+  do {                                                                                            \
+    cudaError_t status_ = (call);                                                                 \
+    if (status_ != cudaSuccess) {                                                                 \
+      std::printf("%s:%d: %s: %s (%d)\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_), \
+                  static_cast<int>(status_));                                                     \
+      std::exit(2);                                                                               \
+    }                                                                                             \
   } while (0)
 
 // splitmix64: the same numbers everywhere.
@@ -72,12 +72,12 @@ void expect_near(const std::vector<T>& got, const std::vector<T>& expected, doub
   }
 }
 
-#define EXPECT(condition)                                                       \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      std::printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);       \
-      std::exit(1);                                                             \
-    }                                                                           \
+#define EXPECT(condition)                                                 \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      std::printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                       \
+    }                                                                     \
   } while (0)
 
 inline int verdict_ok() {

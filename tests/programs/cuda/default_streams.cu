@@ -1,7 +1,7 @@
 // Built with per-thread default streams: four threads work at once, each on its own stream.
-#include "check.h"
-
 #include <thread>
+
+#include "check.h"
 
 __global__ void fill(int* data, int n, int value) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;

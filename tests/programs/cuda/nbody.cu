@@ -45,9 +45,9 @@ int main() {
   std::vector<float4> positions(n), velocities(n, make_float4(0, 0, 0, 0));
   std::vector<double> p(3 * n), v(3 * n, 0.0);
   for (int i = 0; i < n; ++i) {
-    positions[i] = make_float4(static_cast<float>(random.unit()), static_cast<float>(random.unit()),
-                               static_cast<float>(random.unit()),
-                               static_cast<float>(random.unit() + 0.5));
+    positions[i] =
+        make_float4(static_cast<float>(random.unit()), static_cast<float>(random.unit()),
+                    static_cast<float>(random.unit()), static_cast<float>(random.unit() + 0.5));
     p[3 * i] = positions[i].x;
     p[3 * i + 1] = positions[i].y;
     p[3 * i + 2] = positions[i].z;

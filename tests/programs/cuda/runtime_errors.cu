@@ -29,7 +29,8 @@ int main() {
   expect(cudaMalloc(&pointer, 1ull << 46), cudaErrorMemoryAllocation, "64 TiB");
   expect(cudaMemcpy(data, &pointer, 8, static_cast<cudaMemcpyKind>(77)),
          cudaErrorInvalidMemcpyDirection, "a direction that does not exist");
-  expect(cudaFree(reinterpret_cast<char*>(data) + 8), cudaErrorInvalidValue, "free inside a buffer");
+  expect(cudaFree(reinterpret_cast<char*>(data) + 8), cudaErrorInvalidValue,
+         "free inside a buffer");
   std::vector<char> host(8192);
   expect(cudaMemcpy(data, host.data(), host.size(), cudaMemcpyHostToDevice), cudaErrorInvalidValue,
          "copy behind a buffer");

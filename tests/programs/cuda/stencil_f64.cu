@@ -1,8 +1,8 @@
 // Ten steps of a five-point stencil in double precision, fused the same way on both sides: equal
 // to the bit. The coefficients lie in constant memory.
-#include "check.h"
-
 #include <utility>
+
+#include "check.h"
 
 __constant__ double coefficients[2];  // centre, neighbours
 
@@ -15,7 +15,8 @@ __global__ void stencil(const double* in, double* out, int width, int height) {
     out[i] = in[i];
     return;
   }
-  double around = __dadd_rn(__dadd_rn(in[i - 1], in[i + 1]), __dadd_rn(in[i - width], in[i + width]));
+  double around =
+      __dadd_rn(__dadd_rn(in[i - 1], in[i + 1]), __dadd_rn(in[i - width], in[i + width]));
   out[i] = __fma_rn(coefficients[1], around, __dmul_rn(coefficients[0], in[i]));
 }
 

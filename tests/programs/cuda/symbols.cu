@@ -1,8 +1,8 @@
 // Global and constant variables with initialisers, recursion, a table of functions, a virtual call,
 // device properties and function attributes.
-#include "check.h"
-
 #include <cstring>
+
+#include "check.h"
 
 __device__ int counter = 41;
 __device__ double table[4] = {0.5, 1.5, 2.5, 3.5};
@@ -36,7 +36,9 @@ __global__ void work(int* out) {
   atomicAdd(&counter, 1);
 }
 
-static int host_fibonacci(int n) { return n < 2 ? n : host_fibonacci(n - 1) + host_fibonacci(n - 2); }
+static int host_fibonacci(int n) {
+  return n < 2 ? n : host_fibonacci(n - 1) + host_fibonacci(n - 2);
+}
 
 int main() {
   const int n = 96;

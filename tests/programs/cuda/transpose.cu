@@ -3,8 +3,8 @@
 
 constexpr int kTile = 32, kRows = 8;
 
-__global__ void transpose(const float* in, size_t in_pitch, float* out, size_t out_pitch,
-                          int width, int height) {
+__global__ void transpose(const float* in, size_t in_pitch, float* out, size_t out_pitch, int width,
+                          int height) {
   __shared__ float tile[kTile][kTile + 1];
   int x = blockIdx.x * kTile + threadIdx.x;
   for (int j = threadIdx.y; j < kTile; j += kRows) {

@@ -44,10 +44,12 @@ def main() -> int:
     check(driver.cuInit(0))
     device = check(driver.cuDeviceGet(0))
     attribute = driver.CUdevice_attribute
-    major = check(driver.cuDeviceGetAttribute(
-        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
-    minor = check(driver.cuDeviceGetAttribute(
-        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+    major = check(
+        driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    )
+    minor = check(
+        driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    )
     context = check(driver.cuDevicePrimaryCtxRetain(device))
     check(driver.cuCtxSetCurrent(context))
     module = check(driver.cuModuleLoadData(compile_ptx(major, minor)))
@@ -58,11 +60,16 @@ def main() -> int:
     source = check(driver.cuMemAlloc(values.nbytes))
     target = check(driver.cuMemAlloc(values.nbytes))
     check(driver.cuMemcpyHtoD(source, values, values.nbytes))
-    arguments = ((int(source), int(target), 5, values.size),
-                 (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int))
+    arguments = (
+        (int(source), int(target), 5, values.size),
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+    )
     stream = check(driver.cuStreamCreate(0))
-    check(driver.cuLaunchKernel(function, (values.size + 95) // 96, 1, 1, 96, 1, 1, 0, stream,
-                                arguments, 0))
+    check(
+        driver.cuLaunchKernel(
+            function, (values.size + 95) // 96, 1, 1, 96, 1, 1, 0, stream, arguments, 0
+        )
+    )
     check(driver.cuStreamSynchronize(stream))
     check(driver.cuMemcpyDtoH(result, target, result.nbytes))
     expected = values * values * values * values * values

@@ -25,11 +25,13 @@ def main() -> int:
     b = rng.random(3001) + 0.5
     x, y = cp.asarray(a), cp.asarray(b)
     np.testing.assert_allclose(cp.asnumpy(x * 3 + y / 2 - 1), a * 3 + b / 2 - 1, rtol=1e-14)
-    np.testing.assert_allclose(cp.asnumpy(cp.sqrt(x) + cp.exp(-y)), np.sqrt(a) + np.exp(-b),
-                               rtol=1e-13)
+    np.testing.assert_allclose(
+        cp.asnumpy(cp.sqrt(x) + cp.exp(-y)), np.sqrt(a) + np.exp(-b), rtol=1e-13
+    )
 
-    square = cp.ElementwiseKernel("float64 x, float64 y", "float64 z", "z = (x - y) * (x - y)",
-                                  "squared_difference")
+    square = cp.ElementwiseKernel(
+        "float64 x, float64 y", "float64 z", "z = (x - y) * (x - y)", "squared_difference"
+    )
     np.testing.assert_allclose(cp.asnumpy(square(x, y)), (a - b) ** 2, rtol=1e-14)
 
     np.testing.assert_allclose(float(x.sum()), a.sum(), rtol=1e-12)

@@ -1,4 +1,4 @@
-"""pycuda: import (143 symbols of libcuda.so.1 must exist), a context, PTX, launches, event times."""
+"""pycuda: its import needs 143 symbols of libcuda.so.1; a context, PTX, a launch, event times."""
 
 import sys
 

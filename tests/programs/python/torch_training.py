@@ -13,8 +13,9 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False
     a, b = torch.randn(300, 200), torch.randn(200, 150)
     x, y = a.cuda(), b.cuda()
-    torch.testing.assert_close((x * 2 + 1).sum(dim=0).cpu(), (a * 2 + 1).sum(dim=0), rtol=1e-4,
-                               atol=1e-4)
+    torch.testing.assert_close(
+        (x * 2 + 1).sum(dim=0).cpu(), (a * 2 + 1).sum(dim=0), rtol=1e-4, atol=1e-4
+    )
     torch.testing.assert_close((x @ y).cpu(), a @ b, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(torch.sort(x, dim=1).values.cpu(), torch.sort(a, dim=1).values)
 
@@ -34,8 +35,9 @@ def main() -> int:
     losses = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(4)
-        model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(),
-                                    torch.nn.Linear(32, 1))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)
+        )
         data = torch.randn(256, 20)
         target = data.sum(dim=1, keepdim=True)
         model, data, target = model.to(device), data.to(device), target.to(device)
