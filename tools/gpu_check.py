@@ -516,6 +516,8 @@ def main() -> int:
     parser.add_argument("--report", metavar="FILE", default=str(WORK / "report.md"))
     parser.add_argument("--minutes", type=float, default=9.0, help="time for all of it")
     arguments = parser.parse_args()
+    # Child processes use what is installed, not sources in the current directory.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         return check(arguments)
     except (CheckError, BarePoolError) as error:
