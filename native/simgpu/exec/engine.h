@@ -80,6 +80,8 @@ class Program {
   // nullptr when the program has no such kernel. Index order is the order of the source.
   virtual int kernel_index(std::string_view name) const = 0;  // -1: none
   virtual int kernel_count() const = 0;
+  // Known without decoding; "" when the program can't tell (then kernel() does).
+  virtual std::string kernel_name(int /*index*/) const { return ""; }
   // Decodes the kernel if that was not done before. nullptr: it uses something that the engine
   // refuses; `why` then says which instruction of which function.
   virtual const KernelInfo* kernel(int index, std::string* why) = 0;
