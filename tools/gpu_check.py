@@ -82,12 +82,14 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def find_card() -> Card:
-    """Asks the system's driver; raises CheckError when there is no card."""
+def find_card(driver: str) -> Card:
+    """Asks the driver in a directory (empty: the system's); CheckError when there is no card."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        cuda = ctypes.CDLL(os.path.join(driver, "libcuda.so.1"))
     except OSError:
-        raise CheckError("this machine has no NVIDIA driver (no libcuda.so.1)") from None
+        raise CheckError(
+            f"{driver or 'this machine'} has no NVIDIA driver (no libcuda.so.1)"
+        ) from None
     status = cuda.cuInit(0)
     count = ctypes.c_int()
     if status != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
@@ -179,7 +181,7 @@ def find_native(given: str | None, seconds: float) -> Path:
 
 @contextlib.contextmanager
 def open_pool(
-    native: Path, card: Card, memory_mib: int
+    native: Path, card: Card, driver: str, memory_mib: int
 ) -> Iterator[tuple[str, dict[str, str], object]]:
     """A pool with one slice of the card: its kind, a program's environment, and the pool."""
     try:
@@ -191,11 +193,11 @@ def open_pool(
         from gpupoold.api import gpupool_pb2  # noqa: F401
         from gpupoold.testing.sandbox import Sandbox, SandboxError
     except ImportError as missing:
-        with BarePool(native, card.uuid, memory_mib=memory_mib) as pool:
+        with BarePool(native, card.uuid, driver_directory=driver, memory_mib=memory_mib) as pool:
             yield f"broker without gpupoold ({missing})", pool.environment, pool
         return
     try:
-        with Sandbox(native=native, driver_directory="") as sandbox:
+        with Sandbox(native=native, driver_directory=driver) as sandbox:
             sandbox.ctl(
                 "slice",
                 "create",
@@ -352,11 +354,15 @@ def run_once(
 
 
 def compare(
-    program: Program, command: list[str], remote: Mapping[str, str], seconds: float
+    program: Program,
+    command: list[str],
+    local: Mapping[str, str],
+    remote: Mapping[str, str],
+    seconds: float,
 ) -> Outcome:
     """Runs a program both ways."""
     outcome = Outcome(f"{program.kind}/{program.name}")
-    local = {**os.environ, **program.environment}
+    local = {**local, **program.environment}
     # Twice on the driver itself: the first run may have to compile kernels or read files.
     run_once(command, local, seconds)
     status, output, errors, outcome.direct_seconds = run_once(command, local, seconds)
@@ -381,13 +387,15 @@ def plain(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "ADDRESS", text)
 
 
-def measure_overhead(native: Path, remote: Mapping[str, str], seconds: float) -> list[dict]:
+def measure_overhead(
+    native: Path, local: Mapping[str, str], remote: Mapping[str, str], seconds: float
+) -> list[dict]:
     """The benchmark's figures on the driver itself and through the slice."""
     client = native / "bin" / "gpupool-bench-client"
     if not client.exists():
         return []
     figures = []
-    for environment in (os.environ, remote):
+    for environment in (local, remote):
         status, output, errors, _ = run_once(
             [str(client), "all", "--repetitions", "5", "--launches", "50000"], environment, seconds
         )
@@ -459,22 +467,36 @@ def write_report(report: Report, file: Path) -> None:
 def check(arguments: argparse.Namespace) -> int:
     """All of it; returns the exit status."""
     deadline = time.monotonic() + arguments.minutes * 60
-    card = find_card()
+    card = find_card(arguments.driver)
     say(f"{card.name}, {card.memory_mib} MiB, driver for CUDA {card.driver}")
     native = find_native(arguments.native, arguments.minutes * 60 / 2)
     # A binary for this very card: what PTX a driver takes depends on its age.
-    compiler = Compiler(default_flags=("-arch=native",))
+    compiler = Compiler(default_flags=() if arguments.driver else ("-arch=native",))
+    local = dict(os.environ)
+    if arguments.driver:
+        local["LD_LIBRARY_PATH"] = arguments.driver
+    programs = [*DRIVER_PROGRAMS, *RUNTIME_PROGRAMS, *PYTHON_PROGRAMS, PYCUDA, TORCH]
+    if arguments.only:
+        programs = [p for p in programs if p.name in arguments.only]
     report = Report(card, "")
-    with open_pool(native, card, min(8192, card.memory_mib // 2)) as (kind, remote, pool):
+    with open_pool(native, card, arguments.driver, min(8192, card.memory_mib // 2)) as (
+        kind,
+        remote,
+        pool,
+    ):
         report.pool = kind
         say(f"pool: {kind}")
-        for program in [*DRIVER_PROGRAMS, *RUNTIME_PROGRAMS, *PYTHON_PROGRAMS, PYCUDA, TORCH]:
+        for program in programs:
             left = deadline - time.monotonic()
             try:
                 if left < 20:
                     raise CheckError("no time left")
                 outcome = compare(
-                    program, command_of(program, compiler, native), remote, min(left / 3, 90)
+                    program,
+                    command_of(program, compiler, native),
+                    local,
+                    remote,
+                    min(left / 3, 90),
                 )
             except CheckError as reason:
                 outcome = Outcome(f"{program.kind}/{program.name}", skipped=f"not run: {reason}")
@@ -485,8 +507,10 @@ def check(arguments: argparse.Namespace) -> int:
             )
         try:
             left = deadline - time.monotonic()
-            if left > 30:
-                report.overhead = measure_overhead(native, remote, left / 2)
+            if arguments.no_overhead:
+                pass
+            elif left > 30:
+                report.overhead = measure_overhead(native, local, remote, left / 2)
             else:
                 report.notes.append("No time was left for measuring the overhead.")
         except CheckError as reason:
@@ -514,6 +538,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--native", metavar="DIR", help="prefix with bin/, client/ of a build")
     parser.add_argument("--report", metavar="FILE", default=str(WORK / "report.md"))
+    parser.add_argument(
+        "--driver", metavar="DIR", default="", help="a driver elsewhere than the system's"
+    )
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="only these programs")
+    parser.add_argument("--no-overhead", action="store_true", help="only compare")
     parser.add_argument("--minutes", type=float, default=9.0, help="time for all of it")
     arguments = parser.parse_args()
     # Child processes use what is installed, not sources in the current directory.
