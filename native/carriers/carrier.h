@@ -47,6 +47,9 @@ class Carrier {
   // Ends all traffic in both directions; blocked waits return. Safe from any thread.
   virtual void shutdown() = 0;
 
+  // In the child of a fork(): lets go of the connection, which stays the parent's. Async-signal-safe.
+  virtual void abandon() = 0;
+
   // For logs: "unix", "tcp".
   virtual const char* kind() const = 0;
 };

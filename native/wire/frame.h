@@ -20,6 +20,11 @@ constexpr uint32_t kMaxBulkSegments = 16;              // bulk segments of one f
 constexpr uint32_t kMaxBulkSegment = 1024 * 1024;      // bytes of one bulk segment
 constexpr uint32_t kInlineDataLimit = 16 * 1024;       // data up to this size lies in the command
 
+// Credit: a client may not send more than the worker has granted; the worker may send without limit
+// (kUnlimitedCredit), since it only answers what the client has asked for and is about to read.
+constexpr uint64_t kInitialCredit = 16 * 1024 * 1024;
+constexpr uint64_t kUnlimitedCredit = ~0ull;
+
 enum class FrameKind : uint16_t {
   kHello = 1,      // client to broker: control.h
   kChallenge = 2,  // broker to client
@@ -49,7 +54,7 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 48 && std::is_trivially_copyable_v<FrameHeader>);
 
-enum CommandFlags : uint16_t {
+enum CommandFlags : uint8_t {
   kWantsReply = 1,  // the body begins with the u64 call number that the reply repeats
 };
 
@@ -58,7 +63,9 @@ enum CommandFlags : uint16_t {
 struct CommandHeader {
   uint32_t bytes;      // header and body, multiple of 8
   uint16_t operation;  // append-only number, generated: wire/operations.h
-  uint16_t flags;      // CommandFlags
+  uint8_t flags;       // CommandFlags
+  uint8_t bulk_count;  // the next segments of the frame are this command's, so that an unknown
+                       // operation's can be skipped
   uint32_t thread;     // client thread: an index from 1, given by the client
   uint32_t context;    // wire id of the current context (index of its handle), 0: none
 };

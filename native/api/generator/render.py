@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from . import plain
 from .description import Description
 
 _OUTPUT = re.compile(r"\{#-?\s*output:\s*(\S+?)\s*-?#\}")
@@ -50,6 +51,8 @@ def render(description: Description, templates: Path, output: Path) -> list[Path
         "operations": description.operations,
         "header_names": {f.header_name for f in description.functions if f.header_name},
         "twins": [f for f in description.functions if f.twin],
+        "plain_functions": plain.select(description),
+        "driver_functions": plain.driver_functions(description),
     }
     written = []
     for relative, template in outputs(templates).items():
