@@ -20,6 +20,9 @@ from gpupoold.store import Store
 
 LOG = logging.getLogger(__name__)
 
+#: how long a change waits for the broker; it is stored by then and pushed again later
+SYNC_SECONDS = 5.0
+
 
 class BrokerLink:
     """The broker as the pool uses it; listens to the client's thread.
@@ -71,7 +74,7 @@ class BrokerLink:
     def sync(self) -> None:
         """Pushes now if the broker is there, else as soon as it comes back."""
         try:
-            self.client.push()
+            self.client.push(SYNC_SECONDS)
         except PoolError as error:
             LOG.info("the broker gets generation %d later: %s", self._store.generation(), error)
             self._dirty.set()

@@ -76,7 +76,7 @@ def test_a_wrong_value_names_option_file_and_line(root, group, option, value):
 
 
 def test_a_file_that_is_not_there(root):
-    with pytest.raises(ConfigurationError, match="not found.*nothere.conf"):
+    with pytest.raises(ConfigurationError, match=r"not found.*nothere\.conf"):
         load(["--config-file", str(root / "nothere.conf")], defaults=False)
 
 

@@ -1,4 +1,4 @@
-"""Admission and placement. Expected values are worked out by hand from the request and the cards."""
+"""Admission and placement; expected values are worked out by hand."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_a_card_that_takes_none_is_passed_over(more):
     with pytest.raises(NoCapacity):
         plan_slice(want(1, 1), [state(0, **more)], [])
     with pytest.raises(Conflict):
-        plan_slice(want(1, 1, gpu="0" if not more.get("health") else gpu(0).uuid), [
-            state(0, **more)
-        ], [])
+        plan_slice(
+            want(1, 1, gpu="0" if not more.get("health") else gpu(0).uuid), [state(0, **more)], []
+        )
 
 
 def test_a_card_with_a_warning_still_takes_slices():

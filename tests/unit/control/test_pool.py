@@ -340,8 +340,8 @@ def lease_generation(host: Host, name: str) -> int:
 def test_what_ended_while_gpupoold_was_down_is_cleaned_up(host, program):
     me = caller(os.geteuid(), program)
     host.pool.create_slice(me, want("a"))
-    by_hand, _ = host.pool.start_run(me, "a", None, "cat")
-    temporary, piece = host.pool.start_run(me, "", want("run", 10, 100), "cat")
+    host.pool.start_run(me, "a", None, "cat")
+    host.pool.start_run(me, "", want("run", 10, 100), "cat")
     stray = Path(host.settings.lease_dir) / "00000000-left-over.json"
     stray.write_text("{}")
     host.stop()
@@ -368,7 +368,7 @@ def test_what_runs_on_while_gpupoold_was_down_stays(host, program):
 
 def test_a_pid_that_was_given_out_again_is_another_process(host, program):
     me = caller(os.geteuid(), program)
-    _, piece = host.pool.start_run(me, "", want("run", 10, 100), "cat")
+    host.pool.start_run(me, "", want("run", 10, 100), "cat")
     with host.pool.store.change() as change:
         change.execute("UPDATE runs SET start_ticks = start_ticks - 1")
     host.restart()
@@ -485,7 +485,7 @@ def test_killed_between_any_two_steps_the_next_start_repairs(host, program):
     """Each half-done state that a kill can leave is made by hand, then gpupoold starts."""
     me = caller(os.geteuid(), program)
     view = host.pool.create_slice(me, want("a"))
-    run, piece = host.pool.start_run(me, "", want("run", 10, 100), "cat")
+    run, _ = host.pool.start_run(me, "", want("run", 10, 100), "cat")
     host.stop()
     with sqlite3.connect(host.settings.database) as db:
         db.execute("DELETE FROM runs")  # the run's end was stored, the slice's not

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+import gpupoold
 from gpupoold.errors import AlreadyExists, StateError, StateWriteFailed
 from gpupoold.model import Lease, LeaseKind, ProcessIdentity, Run
 from gpupoold.store import Store, schema
@@ -65,11 +67,10 @@ def test_everything_is_there_after_reopening(store):
 
 def test_an_error_in_the_middle_changes_nothing(store):
     before = store.generation()
-    with pytest.raises(RuntimeError):
-        with store.change() as change:
-            change.add_slice(piece(0, 25, 4096))
-            change.event("slice.created", "x", "never happened")
-            raise RuntimeError("in the middle")
+    with pytest.raises(RuntimeError), store.change() as change:
+        change.add_slice(piece(0, 25, 4096))
+        change.event("slice.created", "x", "never happened")
+        raise RuntimeError("in the middle")
     assert store.slices() == [] and store.events() == [] and store.generation() == before
 
 
@@ -78,8 +79,8 @@ def test_kill_in_the_middle_of_a_change_leaves_the_last_whole_state(root):
         """
         import os, sys
         from gpupoold.store import Store
-        from tests.unit.control.fakes import gpu
-        from tests.unit.control.test_planning import piece
+        from control.fakes import gpu
+        from control.test_planning import piece
         store = Store(sys.argv[1]); store.open()
         with store.change() as change:
             change.put_gpu(gpu(0)); change.add_slice(piece(0, 25, 1, 1))
@@ -90,7 +91,14 @@ def test_kill_in_the_middle_of_a_change_leaves_the_last_whole_state(root):
         """
     )
     path = str(root / "state.sqlite3")
-    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    packages = [Path(gpupoold.__file__).parents[1], Path(__file__).parents[1]]
+    done = subprocess.run(
+        [sys.executable, "-c", script, path],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))},
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "half\n"), done.stderr
     store = Store(path)
     store.open()
@@ -180,10 +188,10 @@ def test_a_newer_schema_is_refused_and_left_alone(store):
     with sqlite3.connect(store.path) as db:
         db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     db.close()
-    before = open(store.path, "rb").read()
+    before = Path(store.path).read_bytes()
     with pytest.raises(StateError, match="newer gpupoold"):
         Store(store.path).open()
-    assert open(store.path, "rb").read() == before
+    assert Path(store.path).read_bytes() == before
 
 
 def test_another_programs_file_is_refused(root):
@@ -201,7 +209,7 @@ def test_a_damaged_file_is_refused(store, where):
     with open(store.path, "r+b") as stream:
         stream.seek(where)
         stream.write(b"\xff" * 64)
-    with pytest.raises(StateError, match="damaged|another program|contradicts"):
+    with pytest.raises(StateError, match=r"damaged|another program|contradicts"):
         Store(store.path).open()
 
 
@@ -254,7 +262,7 @@ def test_a_migration_that_fails_leaves_the_old_version(root, monkeypatch):
 
 
 def _full_disk(path: str) -> subprocess.CompletedProcess[str]:
-    """Opens the store where no file may grow beyond some KiB: the kernel's EFBIG, as a full disk."""
+    """Opens the store where no file may grow beyond some KiB, as on a full disk."""
     script = textwrap.dedent(
         """
         import sys
@@ -280,7 +288,12 @@ def _full_disk(path: str) -> subprocess.CompletedProcess[str]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
     return subprocess.run(
-        [sys.executable, "-c", script, path], capture_output=True, text=True, preexec_fn=limit
+        [sys.executable, "-c", script, path],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(Path(gpupoold.__file__).parents[1])},
     )
 
 
