@@ -209,7 +209,8 @@ def test_a_socket_that_nobody_serves(root):
     listener.close()
     done = subprocess.run(
         [sys.executable, "-m", "gpupoold.cmd.ctl", "--connect", f"unix:{root}/x.sock", "gpu",
-         "list"], capture_output=True, text=True, cwd="/", env={**os.environ, "PYTHONPATH": PACKAGES},
+         "list"], capture_output=True, text=True, cwd="/",
+        env={**os.environ, "PYTHONPATH": PACKAGES},
     )  # fmt: skip
     assert done.returncode == errors.EXIT_UNREACHABLE
     assert "nobody listens" in done.stderr

@@ -1,0 +1,1 @@
+"""What gpupool and Nova have in common: names in Placement and the measure of fragmentation."""
