@@ -176,9 +176,12 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         shown.add_row(*(_plain(cell) for cell in row))
     # Lines are never cut or folded: what does not fit the terminal is for a pager or a pipe.
-    wide = Console(highlight=False, markup=False, width=10000)
+    wide = Console(highlight=False, markup=False, width=10000, color_system=None)
     needed = wide.measure(shown).maximum
-    Console(highlight=False, markup=False, width=needed).print(shown)
+    with wide.capture() as capture:
+        wide.print(shown, width=needed)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
 
 
 def _plain(text: str) -> Any:

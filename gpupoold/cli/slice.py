@@ -155,7 +155,6 @@ def list_(cli: Cli) -> None:
             ("USED MIB", "memory_used_mib"),
             ("SESSIONS", "sessions"),
             ("GPU", "gpu_uuid"),
-            ("UUID", "uuid"),
         ],
         "there are no slices",
     )

@@ -94,7 +94,7 @@ class Driver:
                 f"driver: [gpus] driver_directory = {directory} has no {' and no '.join(missing)}; "
                 "install the driver there, name another directory, or unset the option"
             )
-        return os.path.realpath(directory / NVML_NAME)
+        return str(directory / NVML_NAME)
 
     def close(self) -> None:
         """Gives NVML back."""

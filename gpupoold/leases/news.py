@@ -31,6 +31,8 @@ def record(store: Store, event: pb.Event) -> bool:
     lease_id = text_of(lease_bytes)
     _, slices, leases, _ = store.snapshot()
     lease = next((lease for lease in leases if lease.id == lease_id), None)
+    if lease is None and what == "lease_ended":
+        return False  # the end of its process was seen here first and told as run.ended
     owner = lease.owner_uid if lease else 0  # of a lease that is gone: for root alone
     names = {piece.id: piece.name for piece in slices}
     subject = ",".join(names.get(slice_id, "?") for slice_id in lease.slice_ids) if lease else ""
