@@ -97,7 +97,7 @@ class Pool:
         self._gpus = self.driver.inventory()
         if not self._gpus:
             LOG.warning(
-                "this host has no GPU (%s): slices cannot be made here",
+                "a host without GPUs (%s): slices cannot be made here",
                 self.driver.absence or "the driver reports none",
             )
         self._take_stock()

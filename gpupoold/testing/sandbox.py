@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import gpupoold
 from gpupoold import paths
 
 START_SECONDS = 60.0
@@ -131,7 +132,11 @@ class Sandbox:
         result["GPUPOOL_SIMGPU_STATE_DIR"] = str(self.root / "simgpu")
         if self.machine:
             result["GPUPOOL_SIMGPU_MACHINE"] = self.machine
-        # gpupoolctl of this very installation.
+        # The processes run this very gpupoold, also where it is not installed.
+        packages = Path(gpupoold.__file__).resolve().parents[1]
+        if packages.name not in ("site-packages", "dist-packages"):
+            others = [path for path in result.get("PYTHONPATH", "").split(os.pathsep) if path]
+            result["PYTHONPATH"] = os.pathsep.join([str(packages), *others])
         here = str(Path(sys.executable).parent)
         if here not in result.get("PATH", "").split(os.pathsep):
             result["PATH"] = os.pathsep.join([here, result.get("PATH", os.defpath)])
