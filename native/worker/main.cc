@@ -163,7 +163,7 @@ int main(int argc, char** argv) {
     _exit(0);
   }
 
-  if (options.warm_context && !retain_primary_context(*driver, ordinal, &why)) {
+  if (options.warm_context && !retain_primary_context(options.driver_directory, ordinal, &why)) {
     give_up(options, why);
   }
   if (options.seccomp && !deny_system_calls(&why)) give_up(options, why);
