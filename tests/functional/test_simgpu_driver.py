@@ -1,0 +1,173 @@
+"""The simulated driver: what a program sees of it, and what processes share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCENARIOS = Path(__file__).resolve().parent / "simgpu_scenarios.py"
+
+
+class Machine:
+    """A simulated machine of the test's own: its programs share one state directory."""
+
+    def __init__(self, driver: Path, state: Path) -> None:
+        self.environment = {
+            **os.environ,
+            "SIMGPU_DIRECTORY": str(driver),
+            "GPUPOOL_SIMGPU_STATE_DIR": str(state),
+        }
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+        self.environment.pop("GPUPOOL_SIMGPU_MACHINE", None)
+
+    def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(SCENARIOS), *arguments],
+            env={**self.environment, **extra},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **extra: str) -> tuple[str, str]:
+        """Runs a scenario to its end, which must be a good one."""
+        process = self.start(*arguments, **extra)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 0, f"{arguments}: {process.returncode}\n{out}\n{err}"
+        return out, err
+
+
+@pytest.fixture
+def machine(simulated_driver: Path, tmp_path: Path) -> Machine:
+    return Machine(simulated_driver, tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "accounting",
+        "copies",
+        "virtual_memory",
+        "streams",
+        "threads",
+        "errors_at_the_call",
+        "jit_log",
+        "primary",
+        "pointers",
+        "linking",
+        "forked",
+    ],
+)
+def test_behaves_like_the_driver(machine: Machine, scenario: str) -> None:
+    machine.run(scenario)
+
+
+def test_faults_are_sticky_and_told(machine: Machine) -> None:
+    _, err = machine.run("faults")
+    assert "Invalid write of size 4 bytes (error 700)" in err
+    assert "at store" in err
+    assert "by thread (0,0,0) in block (0,0,0)" in err
+    assert "Misaligned write of size 4 bytes (error 716)" in err
+
+
+def test_printf_appears_at_synchronisation(machine: Machine) -> None:
+    out, _ = machine.run("device_printf")
+    assert out == "hello 42\nhello 43\n"
+
+
+def test_memory_is_accounted_over_processes(machine: Machine) -> None:
+    total = 81920
+    assert machine.run("free_memory")[0] == f"{total}\n"
+    holder = machine.start("hold", "3000")
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "holding\n"
+        assert machine.run("free_memory")[0] == f"{total - 3000}\n"
+        machine.run("out_of_memory", str(total - 3000))
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        assert machine.run("free_memory")[0] == f"{total}\n"
+        machine.run("accounting")
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_killed_while_computing(machine: Machine) -> None:
+    holder = machine.start("pause_long", "50000")
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "started\n"
+        time.sleep(0.3)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        machine.run("small_kernels")
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_contexts_take_turns(machine: Machine) -> None:
+    """A small kernel does not wait for another process's long one to end, only for its turn."""
+    holder = machine.start("pause_long", "5000")
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "started\n"
+        machine.run("small_kernels")
+        assert holder.poll() is None
+        out, err = holder.communicate(timeout=60)
+        assert holder.returncode == 0, err
+        assert out == "ended\n"
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_devices_and_their_choice(machine: Machine) -> None:
+    both = machine.run("devices")[0].split()
+    assert len(both) == 2 and both[0] != both[1]
+    assert machine.run("devices")[0].split() == both
+    assert machine.run("devices", CUDA_VISIBLE_DEVICES="1")[0].split() == [both[1]]
+    assert machine.run("devices", CUDA_VISIBLE_DEVICES="1,0")[0].split() == both[::-1]
+    assert machine.run("devices", CUDA_VISIBLE_DEVICES="")[0] == "error 100\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("gpu = 3\n", "must be a list of tables"),
+        ("[[gpu]]\nmemory_mib = 'much'\n", "'memory_mib' is not an integer"),
+        ("[[gpu]]\nmemory_mib = 1\n", "'memory_mib' is 1, but must be from 64"),
+        ("[[gpu]]\ncompute_capability = '3.0'\n", "the simulator knows"),
+        ("[[gpu]]\nmemmory_mib = 100\n", "unknown key 'memmory_mib'"),
+        ("[[gpu]]\npci = 'x'\n", "'pci' is"),
+        ("[[gpu]\n", "not valid TOML (line 1"),
+    ],
+)
+def test_wrong_machine_file(machine: Machine, tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(text)
+    out, err = machine.run("devices", GPUPOOL_SIMGPU_MACHINE=str(path))
+    assert out == "error 3\n"
+    assert str(path) in err and sentence in err
+    assert err.count("\n") == 1
+
+
+def test_missing_machine_file(machine: Machine) -> None:
+    out, err = machine.run("devices", GPUPOOL_SIMGPU_MACHINE="/nowhere/machine.toml")
+    assert out == "error 3\n"
+    assert "/nowhere/machine.toml does not exist" in err
+
+
+def test_another_machine(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text("[[gpu]]\ncompute_capability = '7.5'\nmemory_mib = 16384\ncount = 3\n")
+    assert len(machine.run("devices", GPUPOOL_SIMGPU_MACHINE=str(path))[0].split()) == 3
+    out, _ = machine.run("free_memory", GPUPOOL_SIMGPU_MACHINE=str(path))
+    assert out == "16384\n"
