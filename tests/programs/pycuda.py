@@ -31,7 +31,6 @@ def build_pycuda(compiler: Compiler) -> Path:
             f"CUDADRV_LIB_DIR = [{scratch!r}]\n"
             "CUDADRV_LIBNAME = ['cuda']\n"
             "CUDA_ENABLE_GL = False\nCUDA_ENABLE_CURAND = False\n"
-            "LDFLAGS = ['-Wl,--unresolved-symbols=ignore-in-object-files']\n"
         )
         out = Path(scratch) / "site"
         done = subprocess.run(

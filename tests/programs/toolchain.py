@@ -1,8 +1,8 @@
 """Finds a CUDA compiler and builds the programs of this folder, each once per content.
 
 The compiler is the one of PyPI's wheels in this Python environment, else the system's. Nothing here
-needs a GPU or a driver: programs that use the driver API are linked against an empty libcuda.so.1
-and find their functions when they start.
+needs a GPU or a driver: programs that use the driver API are linked against a libcuda.so.1 of empty
+functions and find the real ones when they start.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ class Compiler:
         source = HERE / "driver" / f"{name}.c"
         options = ["-std=gnu11", "-O1", "-Wall", "-pthread", f"-I{self.toolkit.include}"]
         stub = self.driver_stub()
-        key = self._key([source, HERE / "driver" / "common.h"], [self.toolkit.release, *options])
+        files = [source, HERE / "driver" / "common.h"]
+        key = self._key(files, [self.toolkit.release, str(stub), *options])
         return self._build(
             f"driver-{name}-{key}",
             lambda out: [
@@ -186,7 +187,6 @@ class Compiler:
                 "-Wl,--no-as-needed",
                 f"-L{stub.parent}",
                 "-l:libcuda.so.1",
-                "-Wl,--unresolved-symbols=ignore-in-object-files",
             ],
         )
 
@@ -209,19 +209,19 @@ class Compiler:
         ).read_text()
 
     def driver_stub(self) -> Path:
-        """An empty libcuda.so.1 to link with."""
-        folder = self.cache / "stub"
-        folder.mkdir(parents=True, exist_ok=True)
+        """A libcuda.so.1 to link with: every name of cuda.h, none with a meaning."""
+        header = self.toolkit.include / "cuda.h"
+        names = sorted(set(re.findall(r"\bcu[A-Z]\w*", header.read_text())))
+        source = self.cache / f"stub-{self._key([header], [])}" / "stub.c"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        if not source.exists():
+            scratch = source.with_suffix(f".{os.getpid()}")
+            scratch.write_text("".join(f"void {name}(void) {{}}\n" for name in names))
+            os.replace(scratch, source)
         return self._build(
-            "stub/libcuda.so.1",
+            f"{source.parent.name}/libcuda.so.1",
             lambda out: [
-                "gcc",
-                "-shared",
-                "-x",
-                "c",
-                "/dev/null",
-                "-o",
-                out,
+                *("gcc", "-shared", "-fPIC", "-w", "-fno-builtin", str(source), "-o", out),
                 "-Wl,-soname,libcuda.so.1",
             ],
         )
