@@ -49,7 +49,7 @@ void send_to_device(Context* context, uint64_t device, uint64_t pitch, uint64_t 
 
 CUresult copy_to_device(Context* context, const HostRows& rows, wire::Handle stream,
                         bool synchronous) {
-  const uint32_t flags = synchronous ? wire::kCopySynchronous : 0;
+  const uint32_t flags = synchronous ? uint32_t{wire::kCopySynchronous} : 0;
   Channel& channel = channel_of(context);
   auto* host = reinterpret_cast<uint8_t*>(rows.host);
   const bool one_row = rows.height == 1 || (rows.host_pitch == rows.width &&

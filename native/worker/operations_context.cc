@@ -1,0 +1,108 @@
+// Contexts: creating, destroying, synchronising.
+#define GPUPOOL_CUDA_ABI_EXACT 1
+#include "worker/session_state.h"
+#include "worker/waiting.h"
+
+namespace gpupool::worker {
+namespace {
+
+constexpr int kMaxContexts = 64;
+
+bool create(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::ContextCreate>();
+  if (!decoder.finished() || !command.wants_reply() || command.context != body.context.index) {
+    return session.malformed(command);
+  }
+  const DriverTable& driver = session.driver();
+  const int device = session.assignment().device_ordinal;
+  int count = 0;
+  bool id_taken = false;
+  session.contexts.for_each([&](wire::Handle handle, Context&) {
+    count++;
+    id_taken = id_taken || handle.index == body.context.index;
+  });
+  if (count >= kMaxContexts) return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
+  if (id_taken) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+
+  CUcontext made = nullptr;
+  CUresult result;
+  if (body.primary != 0) {
+    if (driver.cuDevicePrimaryCtxSetFlags_v2 != nullptr) {
+      driver.cuDevicePrimaryCtxSetFlags_v2(device, body.flags);
+    }
+    result = driver.cuDevicePrimaryCtxRetain(&made, device);
+  } else {
+    result = driver.cuCtxCreate_v2 == nullptr ? CUDA_ERROR_NOT_SUPPORTED
+                                              : driver.cuCtxCreate_v2(&made, body.flags, device);
+    if (result == CUDA_SUCCESS) {
+      CUcontext popped;
+      driver.cuCtxPopCurrent_v2(&popped);
+    }
+  }
+  if (result != CUDA_SUCCESS) return session.answer(command, result);
+  driver.cuCtxSetCurrent(made);
+
+  wire::ContextCreated created{};
+  if (!session.memory().reserved() &&
+      !session.memory().reserve(device, body.arena_base, body.arena_bytes)) {
+    session.make_current(nullptr);
+    if (body.primary != 0) {
+      driver.cuDevicePrimaryCtxRelease_v2(device);
+    } else {
+      driver.cuCtxDestroy_v2(made);
+    }
+    return session.answer(command, CUDA_SUCCESS, &created, sizeof created);
+  }
+  // A later context has to live with the arena that is there.
+  created.arena_base = session.memory().arena_base();
+  created.arena_bytes = session.memory().arena_bytes();
+  created.arena_accepted = created.arena_base == body.arena_base ? 1 : 0;
+  Context* context = session.contexts.create(body.context);
+  if (context == nullptr) {
+    session.make_current(nullptr);
+    if (body.primary != 0) {
+      driver.cuDevicePrimaryCtxRelease_v2(device);
+    } else {
+      driver.cuCtxDestroy_v2(made);
+    }
+    return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  }
+  context->driver = made;
+  context->id = body.context.index;
+  context->handle = body.context;
+  context->primary = body.primary != 0;
+  context->legacy.context = context;
+  session.make_current(context);
+  return session.answer(command, CUDA_SUCCESS, &created, sizeof created);
+}
+
+}  // namespace
+
+bool execute_context(SessionState& session, const Command& command) {
+  if (static_cast<wire::Operation>(command.operation) == wire::Operation::kCtxCreateV4) {
+    return create(session, command);
+  }
+  wire::Decoder decoder = command.body;
+  if (static_cast<wire::Operation>(command.operation) == wire::Operation::kCtxDestroyV2) {
+    const wire::Handle handle = decoder.handle();
+    if (!decoder.finished()) return session.malformed(command);
+    Context* context = session.contexts.find(handle);
+    if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+    session.destroy_context(context);
+    return session.answer(command, CUDA_SUCCESS);
+  }
+  if (!decoder.finished() || !command.wants_reply()) return session.malformed(command);
+  Context* context = session.context(command);
+  if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+  const auto synchronize = session.driver().cuCtxSynchronize;
+  return poll_or_wait(
+      session, command, context,
+      [&session, context] {
+        // A stream in error is not idle: the waiting call says which error.
+        return session.idle(context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+      },
+      [synchronize] { return synchronize(); });
+}
+
+}  // namespace gpupool::worker

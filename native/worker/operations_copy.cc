@@ -1,0 +1,285 @@
+// Copies. Data to the device go from the connection into page-locked buffers and from there by the
+// driver; data from the device the other way round, while the next piece is being copied.
+#define GPUPOOL_CUDA_ABI_EXACT 1
+#include <string.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "worker/session_state.h"
+#include "worker/waiting.h"
+
+namespace gpupool::worker {
+namespace {
+
+using wire::Operation;
+
+constexpr uint64_t kMaxCopy = 1ull << 46;
+constexpr size_t kPiecesAhead = 8;             // of a long copy from the device
+constexpr size_t kPiecesHandedOver = Staging::kBuffers / 4;  // a waiter thread takes up to so many
+
+// A copy in pieces that fit into staging buffers: whole rows, or parts of one.
+struct Plan {
+  uint64_t device = 0, pitch = 0, width = 0, bytes = 0;  // one row: pitch 0, width = bytes
+
+  struct Piece {
+    uint64_t device, width, rows, bytes;
+  };
+  Piece at(uint64_t done) const {
+    const uint64_t row = done / width, column = done % width;
+    const uint64_t address = device + row * pitch + column;
+    if (column == 0 && width <= Staging::kBytes) {
+      const uint64_t rows = std::min(Staging::kBytes / width, (bytes - done) / width);
+      return {address, width, rows, rows * width};
+    }
+    const uint64_t part = std::min(Staging::kBytes, width - column);
+    return {address, part, 1, part};
+  }
+
+  // Checks everything that a client could have got wrong.
+  bool valid(const SessionState& session) const {
+    if (bytes == 0 || bytes > kMaxCopy || width == 0 || width > bytes || bytes % width != 0) return false;
+    const uint64_t rows = bytes / width;
+    if (rows == 1) return session.device_range(device, width);
+    if (pitch < width || pitch > kMaxCopy || (rows - 1) > kMaxCopy / pitch) return false;
+    return session.device_range(device, (rows - 1) * pitch + width);
+  }
+};
+
+Plan plan_of(uint64_t device, uint64_t bytes, uint64_t pitch, uint64_t width) {
+  if (pitch == 0) return {device, 0, bytes, bytes};
+  return {device, pitch, width, bytes};
+}
+
+CUresult submit_piece(SessionState& session, Context* context, Stream* stream, const Plan& plan,
+                      const Plan::Piece& piece, uint8_t* host, bool to_device) {
+  const DriverTable& driver = session.driver();
+  return session.submit(context, stream, [&]() -> CUresult {
+    if (piece.rows == 1 || plan.pitch == piece.width) {
+      return to_device ? driver.cuMemcpyHtoDAsync_v2(piece.device, host, piece.bytes, stream->driver)
+                       : driver.cuMemcpyDtoHAsync_v2(host, piece.device, piece.bytes, stream->driver);
+    }
+    if (driver.cuMemcpy2DAsync_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+    CUDA_MEMCPY2D copy{};
+    copy.WidthInBytes = piece.width;
+    copy.Height = piece.rows;
+    copy.srcMemoryType = to_device ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    copy.dstMemoryType = to_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    if (to_device) {
+      copy.srcHost = host;
+      copy.srcPitch = piece.width;
+      copy.dstDevice = piece.device;
+      copy.dstPitch = plan.pitch;
+    } else {
+      copy.srcDevice = piece.device;
+      copy.srcPitch = plan.pitch;
+      copy.dstHost = host;
+      copy.dstPitch = piece.width;
+    }
+    return driver.cuMemcpy2DAsync_v2(&copy, stream->driver);
+  });
+}
+
+bool to_device(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::CopyToDevice>();
+  const bool is_inline = (body.flags & wire::kCopyInline) != 0;
+  std::string_view data;
+  if (is_inline) data = decoder.raw(body.bytes);
+  if (!decoder.finished() || (!is_inline && command.bulk_bytes != body.bytes)) {
+    return session.malformed(command);
+  }
+  Context* context = session.context(command);
+  if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+  Stream* stream = session.stream(context, body.stream);
+  if (stream == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  const Plan plan = plan_of(body.destination, body.bytes, body.pitch, body.width);
+  if (!plan.valid(session)) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  session.make_current(context);
+  for (uint64_t done = 0; done < body.bytes;) {
+    const Plan::Piece piece = plan.at(done);
+    StagingBuffer* buffer = session.staging().acquire(context->driver);
+    if (buffer == nullptr) return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
+    if (is_inline) {
+      memcpy(buffer->data, data.data() + done, piece.bytes);
+    } else if (!session.read_bulk(buffer->data, piece.bytes)) {
+      session.staging().release(buffer);
+      return false;
+    }
+    const CUresult result = submit_piece(session, context, stream, plan, piece, buffer->data, true);
+    session.staging().release_after(buffer, stream->driver);
+    if (result != CUDA_SUCCESS) return session.answer(command, result);
+    done += piece.bytes;
+  }
+  session.bytes_in.fetch_add(body.bytes, std::memory_order_relaxed);
+  if ((body.flags & wire::kCopySynchronous) != 0) {
+    if (stream == &context->legacy) {
+      session.set_fence(context);
+    } else {
+      session.driver().cuStreamSynchronize(stream->driver);
+    }
+  }
+  return session.answer(command, CUDA_SUCCESS);
+}
+
+// Pieces that were submitted, in order, until they have been sent.
+struct Outgoing {
+  struct Entry {
+    StagingBuffer* buffer;
+    uint64_t bytes;
+  };
+  std::deque<Entry> entries;
+  uint64_t left = 0;  // bytes of the whole copy that were not sent
+};
+
+// Waits for the oldest piece and sends it.
+CUresult send_oldest(SessionState& session, uint64_t call, Outgoing& outgoing, bool* gone) {
+  const Outgoing::Entry entry = outgoing.entries.front();
+  outgoing.entries.pop_front();
+  const DriverTable& driver = session.driver();
+  CUresult result = driver.cuEventQuery(entry.buffer->event);
+  if (result == CUDA_ERROR_NOT_READY) result = driver.cuEventSynchronize(entry.buffer->event);
+  if (result == CUDA_SUCCESS) {
+    outgoing.left -= entry.bytes;
+    const carriers::Part part{entry.buffer->data, entry.bytes};
+    *gone = !session.reply(call, CUDA_SUCCESS, nullptr, 0, &part, 1, outgoing.left != 0);
+  }
+  session.staging().release(entry.buffer);
+  return result;
+}
+
+void drop(SessionState& session, Outgoing& outgoing) {
+  while (!outgoing.entries.empty()) {
+    session.driver().cuEventSynchronize(outgoing.entries.front().buffer->event);
+    session.staging().release(outgoing.entries.front().buffer);
+    outgoing.entries.pop_front();
+  }
+}
+
+// Sends all that was submitted. False: the client has gone.
+bool send_all(SessionState& session, uint64_t call, Outgoing& outgoing) {
+  bool gone = false;
+  while (!outgoing.entries.empty()) {
+    const CUresult result = send_oldest(session, call, outgoing, &gone);
+    if (result != CUDA_SUCCESS || gone) {
+      drop(session, outgoing);
+      return !gone && session.reply(call, result, nullptr, 0);
+    }
+  }
+  return true;
+}
+
+bool from_device(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::CopyFromDevice>();
+  if (!decoder.finished() || !command.wants_reply()) return session.malformed(command);
+  Context* context = session.context(command);
+  if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+  Stream* stream = session.stream(context, body.stream);
+  if (stream == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  const Plan plan = plan_of(body.source, body.bytes, body.pitch, body.width);
+  if (!plan.valid(session)) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  session.make_current(context);
+  const uint64_t pieces = (body.bytes + Staging::kBytes - 1) / Staging::kBytes;
+  const bool small = pieces <= kPiecesHandedOver && plan.pitch == 0;
+
+  auto outgoing = std::make_shared<Outgoing>();
+  outgoing->left = body.bytes;
+  for (uint64_t done = 0; done < body.bytes;) {
+    // A long copy stays with the reader, so that what comes after it in the stream stays behind it.
+    if (!small && outgoing->entries.size() >= kPiecesAhead) {
+      bool gone = false;
+      const CUresult result = send_oldest(session, command.call, *outgoing, &gone);
+      if (result != CUDA_SUCCESS || gone) {
+        drop(session, *outgoing);
+        return !gone && session.answer(command, result);
+      }
+    }
+    const Plan::Piece piece = plan.at(done);
+    StagingBuffer* buffer = session.staging().acquire(context->driver);
+    CUresult result = buffer == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
+                                        : submit_piece(session, context, stream, plan, piece,
+                                                       buffer->data, false);
+    if (result == CUDA_SUCCESS) result = session.staging().record(buffer, stream->driver);
+    if (result != CUDA_SUCCESS) {
+      if (buffer != nullptr) {
+        session.driver().cuStreamSynchronize(stream->driver);
+        session.staging().release(buffer);
+      }
+      drop(session, *outgoing);
+      return session.answer(command, result);
+    }
+    outgoing->entries.push_back({buffer, piece.bytes});
+    done += piece.bytes;
+  }
+  session.bytes_out.fetch_add(body.bytes, std::memory_order_relaxed);
+  const bool printing = context->printing;
+  if (printing) {
+    context->printing = false;
+    session.before_reply(context, command.context, CUDA_SUCCESS, printing);
+  }
+  if (!small) return send_all(session, command.call, *outgoing);
+
+  const int64_t end = monotonic_us() + kPollUs;
+  CUresult ready;
+  do {
+    ready = session.driver().cuEventQuery(outgoing->entries.front().buffer->event);
+  } while (ready == CUDA_ERROR_NOT_READY && monotonic_us() < end);
+  if (ready == CUDA_ERROR_NOT_READY) {
+    const uint64_t call = command.call;
+    const CUcontext driver_context = context->driver;
+    auto task = [&session, call, driver_context, outgoing] {
+      session.enter_on_this_thread(driver_context);
+      send_all(session, call, *outgoing);
+    };
+    if (session.waiters().run(task)) return true;
+  }
+  return send_all(session, command.call, *outgoing);
+}
+
+bool on_device(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::CopyRows>();
+  if (!decoder.finished()) return session.malformed(command);
+  Context* context = session.context(command);
+  if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+  Stream* stream = session.stream(context, body.stream);
+  if (stream == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  if (body.width == 0 || body.height == 0 || body.width > kMaxCopy ||
+      body.height > kMaxCopy / body.width) {
+    return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  }
+  const uint64_t bytes = body.width * body.height;
+  const Plan to{body.destination, body.destination_pitch, body.width, bytes};
+  const Plan from{body.source, body.source_pitch, body.width, bytes};
+  if (!to.valid(session) || !from.valid(session)) {
+    return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  }
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = body.source;
+  copy.srcPitch = body.source_pitch;
+  copy.dstDevice = body.destination;
+  copy.dstPitch = body.destination_pitch;
+  copy.WidthInBytes = body.width;
+  copy.Height = body.height;
+  const auto call = session.driver().cuMemcpy2DAsync_v2;
+  if (call == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
+  return session.answer(command, session.submit(context, stream,
+                                                [&] { return call(&copy, stream->driver); }));
+}
+
+}  // namespace
+
+bool execute_copy(SessionState& session, const Command& command) {
+  switch (static_cast<Operation>(command.operation)) {
+    case Operation::kMemcpyHtoDAsyncV2:
+      return to_device(session, command);
+    case Operation::kMemcpyDtoHAsyncV2:
+      return from_device(session, command);
+    default:
+      return on_device(session, command);
+  }
+}
+
+}  // namespace gpupool::worker

@@ -1,0 +1,287 @@
+// Modules, functions and variables.
+#define GPUPOOL_CUDA_ABI_EXACT 1
+#include <string.h>
+
+#include <algorithm>
+#include <string>
+
+#include "frontdoor/cubin.h"
+#include "frontdoor/images.h"
+#include "frontdoor/ptx_scan.h"
+#include "worker/session_state.h"
+
+namespace gpupool::worker {
+
+using wire::Operation;
+
+namespace {
+
+constexpr size_t kMaxParameters = 4096;
+constexpr uint64_t kGlobalUnit = 512;  // variables are charged in such units
+
+// Bytes of the image's variables, which the driver allocates by itself: they are the tenant's.
+uint64_t bytes_of_globals(const std::vector<uint8_t>& image) {
+  frontdoor::ProgramInfo info;
+  std::string why;
+  bool known = false;
+  switch (frontdoor::classify({image.data(), image.size()})) {
+    case frontdoor::ImageKind::kElf:
+      known = frontdoor::scan_cubin({image.data(), image.size()}, &info);
+      break;
+    case frontdoor::ImageKind::kPtx:
+      known = frontdoor::scan_ptx({reinterpret_cast<const char*>(image.data()), image.size()}, &info, &why);
+      break;
+    default:
+      break;
+  }
+  if (!known) return 0;
+  uint64_t total = 0;
+  for (const auto& global : info.globals) {
+    const uint64_t bytes = (global.bytes + kGlobalUnit - 1) / kGlobalUnit * kGlobalUnit;
+    if (bytes < global.bytes || total + bytes < total) return ~0ull;
+    total += bytes;
+  }
+  return total;
+}
+
+wire::FunctionInfo info_of(SessionState& session, CUfunction function) {
+  wire::FunctionInfo info{};
+  for (uint32_t i = 0; i < wire::kFunctionAttributes; i++) {
+    if (session.driver().cuFuncGetAttribute(&info.attributes[i],
+                                            static_cast<CUfunction_attribute>(i),
+                                            function) == CUDA_SUCCESS) {
+      info.attribute_mask |= 1u << i;
+    }
+  }
+  return info;
+}
+
+bool load(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::ModuleLoad>();
+  if (!decoder.finished() || body.image_bytes > wire::kMaxImageBytes ||
+      (body.more_follows == 0) != command.wants_reply()) {
+    return session.malformed(command);
+  }
+  Context* context = session.context(command);
+  if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+  Module* module = session.modules.find(body.module);
+  if (module == nullptr) {
+    module = session.modules.create(body.module);
+    if (module == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+    module->loading = true;
+    module->context = context->id;
+  } else if (!module->loading || module->context != context->id) {
+    return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  }
+  if (module->image.size() + command.bulk_bytes > body.image_bytes) return session.malformed(command);
+  const size_t before = module->image.size();
+  module->image.resize(before + command.bulk_bytes);
+  if (!session.read_bulk(module->image.data() + before, command.bulk_bytes)) return false;
+  if (body.more_follows != 0) return true;
+  if (module->image.size() != body.image_bytes) return session.malformed(command);
+
+  const uint64_t charge = bytes_of_globals(module->image);
+  if (charge != 0 && !session.account().charge(charge)) {
+    session.modules.erase(body.module);
+    return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
+  }
+  module->image.push_back(0);  // PTX is a text that ends with a NUL
+  CUjit_option options[10];
+  void* values[10];
+  unsigned count = 0;
+  auto add = [&](CUjit_option option, uint64_t value) {
+    options[count] = option;
+    values[count++] = reinterpret_cast<void*>(value);
+  };
+  std::vector<char> info_log, error_log;
+  if (body.want_log != 0) {
+    info_log.resize(wire::kMaxLogBytes);
+    error_log.resize(wire::kMaxLogBytes);
+    add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(info_log.data()));
+    add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, info_log.size());
+    add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(error_log.data()));
+    add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, error_log.size());
+  }
+  if (body.max_registers != 0) add(CU_JIT_MAX_REGISTERS, body.max_registers);
+  if (body.threads_per_block != 0) add(CU_JIT_THREADS_PER_BLOCK, body.threads_per_block);
+  if (body.optimization >= 0 && body.optimization <= 4) {
+    add(CU_JIT_OPTIMIZATION_LEVEL, static_cast<uint64_t>(body.optimization));
+  }
+  if (body.debug_info & 1) add(CU_JIT_GENERATE_DEBUG_INFO, 1);
+  if (body.debug_info & 2) add(CU_JIT_GENERATE_LINE_INFO, 1);
+  CUmodule made = nullptr;
+  const CUresult result = session.query(context, [&] {
+    return session.driver().cuModuleLoadDataEx(&made, module->image.data(), count, options, values);
+  });
+  std::vector<uint8_t>().swap(module->image);
+  if (result != CUDA_SUCCESS) {
+    if (charge != 0) session.account().refund(charge);
+    session.modules.erase(body.module);
+  } else {
+    module->loading = false;
+    module->driver = made;
+    module->charged = charge;
+  }
+  const size_t info_bytes = info_log.empty() ? 0 : strnlen(info_log.data(), info_log.size());
+  const size_t error_bytes = error_log.empty() ? 0 : strnlen(error_log.data(), error_log.size());
+  std::vector<uint8_t> reply(sizeof(wire::CompileLogs) + wire::align8(info_bytes) +
+                             wire::align8(error_bytes));
+  wire::Encoder encoder(reply.data());
+  encoder.put(wire::CompileLogs{0, static_cast<uint32_t>(info_bytes),
+                                static_cast<uint32_t>(error_bytes)});
+  encoder.raw(info_log.data(), info_bytes);
+  encoder.raw(error_log.data(), error_bytes);
+  return session.reply(command.call, result, reply.data(), encoder.size());
+}
+
+bool get_function(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::FunctionGet>();
+  const std::string_view name = decoder.raw(body.name_bytes);
+  if (!decoder.finished() || !command.wants_reply() || name.size() > wire::kMaxNameBytes) {
+    return session.malformed(command);
+  }
+  Module* module = session.modules.find(body.module);
+  Context* context = module == nullptr ? nullptr : session.context_by_id(module->context);
+  if (context == nullptr || module->loading) {
+    return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  }
+  const std::string text(name);
+  CUfunction made = nullptr;
+  const CUresult result = session.query(context, [&] {
+    return session.driver().cuModuleGetFunction(&made, module->driver, text.c_str());
+  });
+  if (result != CUDA_SUCCESS) return session.answer(command, result);
+  Function* function = session.functions.create(body.function);
+  if (function == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  function->driver = made;
+  function->context = context->id;
+  function->module = body.module;
+  wire::FunctionInfo info = info_of(session, made);
+  std::vector<wire::FunctionParameter> parameters;
+  const auto ask = session.driver().cuFuncGetParamInfo;
+  if (ask != nullptr) {
+    CUresult last = CUDA_SUCCESS;
+    while (parameters.size() < kMaxParameters) {
+      size_t offset, bytes;
+      last = ask(made, parameters.size(), &offset, &bytes);
+      if (last != CUDA_SUCCESS) break;
+      parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(bytes)});
+      function->parameter_bytes =
+          std::max(function->parameter_bytes, static_cast<uint32_t>(offset + bytes));
+    }
+    // The index behind the last parameter is an invalid value; anything else is another trouble.
+    function->parameters_known = last == CUDA_ERROR_INVALID_VALUE;
+  }
+  info.parameters_known = function->parameters_known ? 1 : 0;
+  info.parameter_count = function->parameters_known ? static_cast<uint32_t>(parameters.size()) : 0;
+  if (!function->parameters_known) function->parameter_bytes = 0;
+  std::vector<uint8_t> reply(sizeof info + info.parameter_count * sizeof(wire::FunctionParameter));
+  wire::Encoder encoder(reply.data());
+  encoder.put(info);
+  for (uint32_t i = 0; i < info.parameter_count; i++) encoder.put(parameters[i]);
+  return session.answer(command, CUDA_SUCCESS, reply.data(), encoder.size());
+}
+
+bool get_global(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const wire::Handle handle = decoder.handle();
+  const std::string name(decoder.bytes());
+  if (!decoder.finished() || !command.wants_reply() || name.size() > wire::kMaxNameBytes) {
+    return session.malformed(command);
+  }
+  Module* module = session.modules.find(handle);
+  Context* context = module == nullptr ? nullptr : session.context_by_id(module->context);
+  if (context == nullptr || module->loading) {
+    return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+  }
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  const CUresult result = session.query(context, [&] {
+    return session.driver().cuModuleGetGlobal_v2(&address, &bytes, module->driver, name.c_str());
+  });
+  if (result == CUDA_SUCCESS) session.memory().add_global(address, bytes, handle.index);
+  const uint64_t words[2] = {address, bytes};
+  return session.answer(command, result, words, sizeof words);
+}
+
+}  // namespace
+
+void drop_module(SessionState& session, wire::Handle handle, bool unload) {
+  Module* module = session.modules.find(handle);
+  if (module == nullptr) return;
+  session.functions.for_each([&](wire::Handle function_handle, Function& function) {
+    if (function.module.index == handle.index) session.functions.erase(function_handle);
+  });
+  session.memory().drop_globals(handle.index);
+  if (unload && module->driver != nullptr) {
+    if (Context* context = session.context_by_id(module->context)) {
+      session.query(context, [&] { return session.driver().cuModuleUnload(module->driver); });
+    }
+  }
+  if (module->charged != 0) session.account().refund(module->charged);
+  session.modules.erase(handle);
+}
+
+bool execute_module(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  switch (static_cast<Operation>(command.operation)) {
+    case Operation::kModuleLoadDataEx:
+      return load(session, command);
+    case Operation::kModuleGetFunction:
+      return get_function(session, command);
+    case Operation::kModuleGetGlobalV2:
+      return get_global(session, command);
+    case Operation::kModuleUnload: {
+      const wire::Handle handle = decoder.handle();
+      if (!decoder.finished()) return session.malformed(command);
+      if (session.modules.find(handle) == nullptr) {
+        return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+      }
+      drop_module(session, handle, true);
+      return session.answer(command, CUDA_SUCCESS);
+    }
+    default:
+      break;
+  }
+  const wire::Handle handle = decoder.handle();
+  Function* function = session.function(handle);
+  Context* context = function == nullptr ? nullptr : session.context_by_id(function->context);
+  const DriverTable& driver = session.driver();
+  switch (static_cast<Operation>(command.operation)) {
+    case Operation::kFuncSetAttribute: {
+      const auto attribute = static_cast<CUfunction_attribute>(decoder.narrow<int>());
+      const int value = decoder.narrow<int>();
+      if (!decoder.finished()) return session.malformed(command);
+      if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+      if (driver.cuFuncSetAttribute == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
+      return session.answer(command, session.query(context, [&] {
+        return driver.cuFuncSetAttribute(function->driver, attribute, value);
+      }));
+    }
+    case Operation::kFuncGetAttribute: {
+      if (!decoder.finished() || !command.wants_reply()) return session.malformed(command);
+      if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+      session.make_current(context);
+      const wire::FunctionInfo info = info_of(session, function->driver);
+      return session.answer(command, CUDA_SUCCESS, &info, sizeof info);
+    }
+    default: {
+      const int block = decoder.narrow<int>();
+      const uint64_t shared = decoder.scalar();
+      const auto flags = decoder.narrow<unsigned>();
+      if (!decoder.finished() || !command.wants_reply()) return session.malformed(command);
+      if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
+      const auto ask = driver.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags;
+      if (ask == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
+      int blocks = 0;
+      const CUresult result = session.query(
+          context, [&] { return ask(&blocks, function->driver, block, shared, flags); });
+      const auto word = static_cast<uint64_t>(static_cast<int64_t>(blocks));
+      return session.answer(command, result, &word, sizeof word);
+    }
+  }
+}
+
+}  // namespace gpupool::worker

@@ -1,0 +1,237 @@
+// What a session holds, and the few ways in which its operations reach the driver and the client.
+// Only the session's own thread uses the tables; waiter threads use the driver and send.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "carriers/carrier.h"
+#include "wire/codec.h"
+#include "wire/frame_io.h"
+#include "wire/messages.h"
+#include "worker/driver_table.h"
+#include "worker/memory.h"
+#include "worker/printf_capture.h"
+#include "worker/session.h"
+#include "worker/staging.h"
+#include "worker/tables.h"
+#include "worker/waiters.h"
+
+namespace gpupool::worker {
+
+struct Context;
+
+struct Stream {
+  CUstream driver = nullptr;
+  Context* context = nullptr;
+  bool non_blocking = false;  // not ordered with the legacy default stream
+  bool busy = false;          // work was submitted since it was last known to be idle
+  uint64_t fence_seen = 0;    // Context::fence that its work already comes after
+};
+
+struct Event {
+  CUevent driver = nullptr;
+  uint32_t context = 0;  // wire id
+};
+
+struct Module {
+  CUmodule driver = nullptr;
+  uint32_t context = 0;
+  uint64_t charged = 0;
+  std::vector<uint8_t> image;  // while it is coming in
+  bool loading = false;
+};
+
+struct Function {
+  CUfunction driver = nullptr;
+  uint32_t context = 0;
+  wire::Handle module;
+  uint32_t parameter_bytes = 0;
+  bool parameters_known = false;  // by the driver
+};
+
+struct Link {
+  CUlinkState driver = nullptr;
+  uint32_t context = 0;
+  bool want_log = false;
+  std::vector<uint8_t> input;  // while it is coming in
+  std::unique_ptr<char[]> info_log, error_log;
+  // The driver keeps pointers to these until the link is destroyed.
+  std::unique_ptr<CUjit_option[]> options;
+  std::unique_ptr<void*[]> values;
+};
+
+struct Context {
+  CUcontext driver = nullptr;
+  uint32_t id = 0;  // wire id
+  wire::Handle handle;
+  bool primary = false;
+  bool printing = false;  // a kernel ran since printf's output was last looked for
+  bool sticky_told = false;
+  Stream legacy;
+  std::vector<Stream*> busy;
+  int non_blocking_streams = 0;
+  // Copies that have to be over before later work on any stream: streams that are not ordered with
+  // the legacy stream wait for the event first.
+  uint64_t fence = 0, fence_recorded = 0;
+  CUevent fence_event = nullptr;
+};
+
+struct Command {
+  uint16_t operation = 0;
+  uint8_t flags = 0;
+  uint8_t bulk_count = 0;
+  uint32_t thread = 0;
+  uint32_t context = 0;
+  uint64_t call = 0;     // of a command that wants a reply
+  uint64_t bulk_bytes = 0;
+  wire::Decoder body{nullptr, 0};
+
+  bool wants_reply() const { return (flags & wire::kWantsReply) != 0; }
+};
+
+class SessionState {
+ public:
+  SessionState(std::unique_ptr<carriers::Carrier> carrier, const Assignment& assignment,
+               Driver& driver, MemoryAccount& account);
+  ~SessionState();
+
+  SessionOutcome run();
+  void stop() { carrier_->shutdown(); }
+
+  // ---- For the operations -----------------------------------------------------------------
+
+  const DriverTable& driver() const { return driver_.table(); }
+  Memory& memory() { return memory_; }
+  Waiters& waiters() { return waiters_; }
+  Staging& staging() { return staging_; }
+  const Assignment& assignment() const { return assignment_; }
+  MemoryAccount& account() { return account_; }
+
+  // The command's current context; null: it has none, or a wrong one.
+  Context* context(const Command& command) { return context_by_id(command.context); }
+  Context* context_by_id(uint32_t id);
+  Stream* stream(Context* context, wire::Handle handle);
+  Event* event(wire::Handle handle) { return events.find(handle); }
+  Function* function(wire::Handle handle) { return functions.find(handle); }
+  bool device_range(uint64_t address, uint64_t bytes) const { return memory_.contains(address, bytes); }
+
+  // The gate: every piece of work for the device goes through here, in order. (The compute
+  // scheduler will hold it back here.)
+  template <typename Call>
+  CUresult submit(Context* context, Stream* stream, Call&& call) {
+    if (current_ != context) [[unlikely]] make_current(context);
+    if (stream->non_blocking && stream->fence_seen != context->fence) [[unlikely]] {
+      pass_fence(context, stream);
+    }
+    if (!stream->busy) {
+      stream->busy = true;
+      context->busy.push_back(stream);
+    }
+    return call();
+  }
+  // A call that is no work for the device.
+  template <typename Call>
+  CUresult query(Context* context, Call&& call) {
+    if (current_ != context) make_current(context);
+    return call();
+  }
+
+  // The result of a command: a reply if it wants one; else an error is told as an event. All
+  // return whether the session goes on.
+  bool answer(const Command& command, CUresult result, const void* body = nullptr,
+              size_t body_bytes = 0);
+  bool malformed(const Command& command);
+  bool unknown(const Command& command);
+  bool refuse(const std::string& why);
+
+  // Sends one reply; from any thread. `more`: another one follows for the same call.
+  bool reply(uint64_t call, CUresult result, const void* body, size_t body_bytes,
+             const carriers::Part* bulk = nullptr, int bulk_count = 0, bool more = false);
+  // What is to arrive in front of a reply of a call that waited: output, and a sticky error.
+  void before_reply(Context* context, uint32_t context_id, CUresult result, bool printing);
+
+  // Reads bulk bytes of the current frame, waiting for them. False: the client has gone.
+  bool read_bulk(void* to, uint64_t bytes);
+  bool skip_bulk(uint64_t bytes);
+
+  void make_current(Context* context);
+  // What every thread that calls the driver does first.
+  void enter_on_this_thread(CUcontext context) { driver().cuCtxSetCurrent(context); }
+
+  // True if no stream of the context has work; forgets which had. An error of the driver counts as
+  // work, so that the caller's own call meets it.
+  bool idle(Context* context);
+  // Frees memory that was forgotten, now or when the work before it is done.
+  void free_later(Context* context, uint64_t address);
+  void free_ready(bool wait);
+  void set_fence(Context* context);
+  void destroy_context(Context* context);
+
+  Table<Context> contexts;
+  Table<Stream> streams;
+  Table<Event> events;
+  Table<Module> modules;
+  Table<Function> functions;
+  Table<Link> links;
+
+  std::atomic<uint64_t> commands_done{0}, launches{0}, bytes_in{0}, bytes_out{0};
+
+ private:
+  struct PendingFree {
+    uint64_t address;
+    CUcontext context;
+    std::vector<CUevent> events;  // free when all have happened
+  };
+
+  bool take_frame();
+  bool execute(const Command& command);
+  void pass_fence(Context* context, Stream* stream);
+  bool send(wire::FrameKind kind, const void* body, uint32_t bytes, const carriers::Part* bulk,
+            int bulk_count);
+  void send_event(wire::EventKind kind, uint32_t context, const void* body, size_t bytes);
+  void grant_credit();
+
+  const std::unique_ptr<carriers::Carrier> carrier_;
+  const Assignment assignment_;
+  Driver& driver_;
+  MemoryAccount& account_;
+
+  wire::FrameReader reader_;
+  Context* current_ = nullptr;
+  Context* context_cache_ = nullptr;  // of the last command
+  std::string refused_;
+
+  std::mutex send_lock_;  // writer_; taken by waiter threads too
+  wire::FrameWriter writer_;
+  std::atomic<uint64_t> taken_{0};  // last frame that was executed completely
+  std::atomic<uint64_t> credit_{0};  // what the client may have sent
+  std::atomic<uint64_t> told_{0};    // what it knows of that
+
+  std::map<uint32_t, Context*> contexts_by_id_;
+  Memory memory_;
+  std::vector<PendingFree> pending_frees_;
+  std::vector<CUevent> spare_events_;
+  Staging staging_;
+  PrintfCapture printf_;
+  Waiters waiters_;
+};
+
+// The hand-written operations (operations_*.cc): each answers, and says whether the session goes on.
+bool execute_context(SessionState& session, const Command& command);
+bool execute_memory(SessionState& session, const Command& command);
+bool execute_copy(SessionState& session, const Command& command);
+bool execute_module(SessionState& session, const Command& command);
+bool execute_stream(SessionState& session, const Command& command);
+bool execute_launch(SessionState& session, const Command& command);
+bool execute_link(SessionState& session, const Command& command);
+void drop_module(SessionState& session, wire::Handle handle, bool unload);
+
+bool is_sticky(CUresult error);
+
+}  // namespace gpupool::worker
