@@ -197,7 +197,7 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
       if (name.empty() || symbol.st_shndx == SHN_UNDEF || symbol.st_shndx >= elf.sections().size()) continue;
       const int type = ELF64_ST_TYPE(symbol.st_info);
       if (type == STT_FUNC && (symbol.st_other & kEntryPoint) != 0) entries.emplace(name, true);
-      if (type != STT_OBJECT || ELF64_ST_BIND(symbol.st_info) == STB_LOCAL) continue;
+      if (type != STT_OBJECT) continue;
       const std::string_view home = elf.section_name(elf.sections()[symbol.st_shndx]);
       const bool constant = home.starts_with(".nv.constant3");
       if (!constant && !home.starts_with(".nv.global")) continue;
