@@ -82,7 +82,7 @@ struct ThreadStreams {
 CUresult Device::join() { return card->join() ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM; }
 
 std::optional<MemoryRange> ContextMemory::find(uint64_t address) const {
-  auto range = addresses().find(address);
+  auto range = addresses().find_joined(address);
   if (!range) return std::nullopt;
   const uint32_t mine = 1u << context_->device->ordinal;
   const uint32_t reach = mine | context_->peers.load(std::memory_order_relaxed);

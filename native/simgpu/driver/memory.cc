@@ -46,6 +46,32 @@ std::optional<Allocation> AddressTable::find(uint64_t address) const {
   return at->second;
 }
 
+std::optional<Allocation> AddressTable::find_joined(uint64_t address) const {
+  constexpr int kReach = 128;  // neighbours looked at on either side
+  std::shared_lock lock(mutex_);
+  auto at = ranges_.upper_bound(address);
+  if (at == ranges_.begin()) return std::nullopt;
+  --at;
+  if (address >= at->second.end) return std::nullopt;
+  Allocation joined = at->second;
+  if (joined.kind != RangeKind::kMapped) return joined;
+  auto fits = [&](const Allocation& other) {
+    return other.kind == RangeKind::kMapped && other.readers == joined.readers &&
+           other.writers == joined.writers;
+  };
+  auto after = std::next(at);
+  for (int i = 0; i < kReach && after != ranges_.end(); ++i, ++after) {
+    if (after->first != joined.end || !fits(after->second)) break;
+    joined.end = after->second.end;
+  }
+  for (int i = 0; i < kReach && at != ranges_.begin(); ++i) {
+    --at;
+    if (at->second.end != joined.begin || !fits(at->second)) break;
+    joined.begin = at->first;
+  }
+  return joined;
+}
+
 bool AddressTable::covers(uint64_t address, uint64_t bytes) const {
   if (address + bytes < address) return false;
   std::shared_lock lock(mutex_);

@@ -52,6 +52,8 @@ class AddressTable {
   void insert(Allocation allocation);  // gives it its id where it has none
   std::optional<Allocation> erase(uint64_t begin);
   std::optional<Allocation> find(uint64_t address) const;
+  // The same, but neighbouring mappings with the same rights count as one range.
+  std::optional<Allocation> find_joined(uint64_t address) const;
   // True when all of [address, address + bytes) is known.
   bool covers(uint64_t address, uint64_t bytes) const;
   std::vector<Allocation> of_context(const Context* context) const;
