@@ -168,6 +168,11 @@ class Event:
     owner_uid: int | None = None
 
 
+def printable(text: str) -> str:
+    """The text on one line and without control characters: it may be a tenant's."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 @dataclass(frozen=True)
 class Caller:
     """Who makes a request, from the socket's peer credentials."""

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpupoold.conf import Settings
 from gpupoold.errors import (
@@ -43,34 +43,14 @@ from gpupoold.model import (
     Session,
     Slice,
 )
+from gpupoold.overview import GpuView, SliceView
 from gpupoold.slices import identity, planning
-from gpupoold.slices.planning import Request, Room
+from gpupoold.slices.planning import Request
 from gpupoold.store import Store
 
 LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class SliceView:
-    """A slice with what is going on in it."""
-
-    piece: Slice
-    lease: Lease | None
-    used_bytes: int
-    sessions: int
-    gpu_health: Health
-
-
-@dataclass(frozen=True)
-class GpuView:
-    """A card with what it has promised."""
-
-    state: GpuState
-    room: Room
-    slices: int
-    sessions: int
 
 
 class Pool:
@@ -185,6 +165,9 @@ class Pool:
                 report = HealthReport(Health.MISSING, "the driver does not know this card any more")
             else:
                 report = self._reports.get(stored.uuid, HealthReport(Health.OK))
+                problem = self.book.device_problem(stored.uuid)
+                if report.health == Health.OK and problem:
+                    report = HealthReport(Health.WARNING, f"the broker cannot use it: {problem}")
             states.append(
                 GpuState(
                     gpu or stored,

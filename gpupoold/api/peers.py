@@ -173,7 +173,10 @@ class PeerGate:
             self._number += 1
             inner.bind(f"\0gpupoold/{self._token}/{uid}/{pid}/{self._number}")
             await self._loop.sock_connect(inner, self._private_path)
-            await asyncio.gather(self._pump(outer, inner), self._pump(inner, outer))
+            # Both must have ended before their sockets may be closed.
+            await asyncio.gather(
+                self._pump(outer, inner), self._pump(inner, outer), return_exceptions=True
+            )
         except OSError as error:
             LOG.debug("a connection of user %d ended: %s", uid, error)
         finally:

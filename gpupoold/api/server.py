@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -23,7 +24,7 @@ from gpupoold.api import views
 from gpupoold.api.peers import PeerGate
 from gpupoold.conf import Settings
 from gpupoold.errors import NoCapacity, NotPermitted, PoolError, SocketError
-from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind
+from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind, printable
 from gpupoold.pool import Pool
 from gpupoold.slices.planning import Request
 
@@ -61,7 +62,9 @@ class PoolService(pb_grpc.PoolServicer):
     def __init__(self, pool: Pool, gate: PeerGate) -> None:
         self._pool = pool
         self._gate = gate
-        self._followers = threading.Semaphore(max(1, pool.settings.worker_threads // 2))
+        self._most_followers = max(1, pool.settings.worker_threads // 2)
+        self._followers: Counter[int] = Counter()  # by user
+        self._followers_lock = threading.Lock()
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who calls; raises NotPermitted if that is not known."""
@@ -142,7 +145,7 @@ class PoolService(pb_grpc.PoolServicer):
                 priority=request.priority if request.has_priority else PRIORITY_DEFAULT,
             )
         run, piece = self._pool.start_run(
-            caller, request.slice, temporary, request.command[:COMMAND_MAX]
+            caller, request.slice, temporary, printable(request.command[:COMMAND_MAX])
         )
         return pb.Run(
             id=run.id,
@@ -185,13 +188,12 @@ class PoolService(pb_grpc.PoolServicer):
         self, request: pb.WatchEventsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.Event]:
         """Streams; the one method that does not end by itself."""
-        followed = False
+        followed: Caller | None = None
         try:
             caller = self.caller(context)
             if request.follow:
-                followed = self._followers.acquire(blocking=False)
-                if not followed:
-                    raise NoCapacity("too many clients follow the events already")
+                self._begin_to_follow(caller)
+                followed = caller
             for entry in self._pool.events(caller, request.after_id, request.limit, request.follow):
                 if not context.is_active():
                     return
@@ -200,8 +202,19 @@ class PoolService(pb_grpc.PoolServicer):
         except PoolError as error:
             _abort(context, error)
         finally:
-            if followed:
-                self._followers.release()
+            if followed is not None:
+                with self._followers_lock:
+                    self._followers[followed.uid] -= 1
+
+    def _begin_to_follow(self, caller: Caller) -> None:
+        """Each follower holds a thread; some are kept for other requests and other users."""
+        with self._followers_lock:
+            mine = self._followers[caller.uid]
+            if self._followers.total() >= self._most_followers or (
+                not caller.is_admin and mine >= max(1, self._most_followers // 4)
+            ):
+                raise NoCapacity("too many clients follow the events already")
+            self._followers[caller.uid] += 1
 
 
 class ApiServer:

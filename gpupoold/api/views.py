@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gpupoold.api import gpupool_pb2 as pb
 from gpupoold.leases.sessions import SessionBook
 from gpupoold.model import Event, Lease, Run, Session
-from gpupoold.pool import GpuView, SliceView
+from gpupoold.overview import GpuView, SliceView
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+import gpupoold
 from gpupoold import errors
 
 DEFAULT_CONNECT = "unix:/run/gpupool/gpupoold.sock"
@@ -37,6 +38,12 @@ class LazyGroup(click.Group):
         """Lists the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+
+
+def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        click.echo(f"gpupoolctl {gpupoold.version()}")
+        context.exit()
 
 
 EPILOG = (
@@ -71,7 +78,14 @@ EPILOG = (
     help="Where gpupoold is: unix:PATH.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.version_option(package_name="gpupool", prog_name="gpupoolctl")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def cli(context: click.Context, connect: str, as_json: bool) -> None:
     """Carve GPUs into slices and run CUDA programs on them."""

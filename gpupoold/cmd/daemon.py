@@ -50,6 +50,8 @@ def serve(arguments: list[str]) -> None:
     conf, settings = configuration.load(arguments)
     log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
     log.setup(conf, "gpupoold")
+    for sentence in configuration.unknown_options(conf):
+        LOG.warning("%s; it has no effect", sentence)
 
     # The heavy parts are loaded when the configuration is known to be good.
     import gpupoold

@@ -119,13 +119,37 @@ def load(arguments: list[str], *, defaults: bool = True) -> tuple[cfg.ConfigOpts
         raise ConfigurationError(f"configuration: {error}") from None
 
 
+def unknown_options(conf: cfg.ConfigOpts) -> list[str]:
+    """A sentence for each line that sets an option which does not exist in one of our groups."""
+    known: dict[str, set[str]] = {group.GROUP.lower(): set() for group in opts.GROUPS}
+    for group in opts.GROUPS:
+        known[group.GROUP.lower()] |= {option.dest for option in group.OPTIONS}
+    known["default"] |= {name.replace("-", "_") for name in conf}
+    # Deprecated names of oslo.log's options: it is oslo.log that warns of them.
+    known["default"] |= {"logfile", "logdir", "log_config", "verbose"}
+    sentences = []
+    for name in conf.config_file or []:
+        section = "DEFAULT"
+        with open(name, encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                if match := re.match(r"\s*\[([^\]]+)\]", line):
+                    section = match.group(1)
+                elif (match := re.match(r"([A-Za-z][\w-]*)\s*[=:]", line)) and (
+                    section.lower() in known
+                    and match.group(1).replace("-", "_") not in known[section.lower()]
+                ):
+                    sentences.append(
+                        f"{name}, line {number}: there is no option {match.group(1)} in [{section}]"
+                    )
+    return sentences
+
+
 def _files(conf: cfg.ConfigOpts) -> str:
     return ", ".join(conf.config_file or []) or "the command line"
 
 
 def _source(conf: cfg.ConfigOpts, option: str, group: str) -> str:
     """The file that sets the option, as precisely as can be told."""
-    namespace = getattr(conf, "_namespace", None)
     for name in reversed(conf.config_file or []):
         try:
             with open(name, encoding="utf-8") as stream:
@@ -140,7 +164,6 @@ def _source(conf: cfg.ConfigOpts, option: str, group: str) -> str:
                 rf"{re.escape(option).replace('_', '[-_]')}\s*[=:]", line
             ):
                 return f"{name}, line {number}"
-    del namespace
     return _files(conf)
 
 

@@ -6,7 +6,7 @@ import threading
 import uuid
 
 from gpupoold.leases import broker_pb2 as pb
-from gpupoold.model import Session
+from gpupoold.model import Session, printable
 
 UNKNOWN_UID = 0xFFFFFFFF
 
@@ -23,7 +23,7 @@ def session_of(state: pb.SessionState) -> Session:
         lease_id=text_of(state.lease),
         pid=state.pid,
         uid=None if state.uid == UNKNOWN_UID else state.uid,
-        program="".join(c if c.isprintable() else "?" for c in state.program),
+        program=printable(state.program),
         carrier=state.carrier,
         started_at=state.opened_unix_ns / 1e9,
         memory_used_bytes=sum(worker.memory_bytes for worker in state.workers),
@@ -38,20 +38,24 @@ class SessionBook:
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._used: dict[str, int] = {}  # virtual uuid without "GPU-" -> bytes
+        self._device_problems: dict[str, str] = {}  # GPU uuid -> sentence
 
     def clear(self) -> None:
         """Nothing is known any more."""
         with self._lock:
             self._sessions = {}
             self._used = {}
+            self._device_problems = {}
 
     def take_state(self, state: pb.State) -> None:
         """Replaces all by the truth."""
         sessions = {text_of(entry.id): session_of(entry) for entry in state.sessions}
         used = {text_of(entry.id): entry.used_bytes for entry in state.slices}
+        problems = {entry.uuid: entry.sentence for entry in state.devices if not entry.ready}
         with self._lock:
             self._sessions = sessions
             self._used = used
+            self._device_problems = problems
 
     def take_event(self, event: pb.Event) -> None:
         """Follows what happens between two states."""
@@ -74,6 +78,11 @@ class SessionBook:
         """What is charged to a slice."""
         with self._lock:
             return self._used.get(virtual_uuid.removeprefix("GPU-"), 0)
+
+    def device_problem(self, gpu_uuid: str) -> str:
+        """Why the broker cannot use a card; empty: it can, or has not looked yet."""
+        with self._lock:
+            return self._device_problems.get(gpu_uuid, "")
 
     def count(self, lease_id: str) -> int:
         """How many sessions a lease has."""

@@ -25,6 +25,7 @@ from gpupoold.model import (
     Slice,
     SliceKind,
     SliceMode,
+    printable,
 )
 from gpupoold.store import schema
 
@@ -186,6 +187,7 @@ class Transaction:
     ) -> None:
         """Records an event with the change that it tells of."""
         moment = time.time() if at is None else at
+        text = printable(text)
         cursor = self._db.execute(
             "INSERT INTO events (time, kind, subject, text, data, owner_uid) VALUES (?,?,?,?,?,?)",
             (moment, kind, subject, text, json.dumps(data), owner_uid),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -26,18 +25,18 @@ from typing import Any
 import gpupoold
 from gpupoold import paths
 
+# Users of this module start processes while gRPC's threads run.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
+#: becomes the command, which then ends with us: a sandbox that is killed leaves nothing behind.
+#: (Not a preexec_fn: gRPC does not survive a fork that runs Python.)
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class SandboxError(Exception):
     """The pool does not start; the message holds the last lines of the logs."""
-
-
-def _die_with_parent() -> None:
-    """In the child: a sandbox that is killed leaves nothing behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _open_to_all(path: Path) -> bool:
@@ -227,15 +226,15 @@ class Sandbox:
             shutil.rmtree(self.root, ignore_errors=True)
 
     def _spawn(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        prefix = DIE_WITH_PARENT if shutil.which(DIE_WITH_PARENT[0]) else ()
         with log.open("ab") as stream:
             return subprocess.Popen(
-                command,
+                [*prefix, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 env=self.environment,
                 cwd=self.root,
-                preexec_fn=_die_with_parent,
             )
 
     def start_broker(self) -> None:
@@ -386,13 +385,10 @@ def main(arguments: list[str] | None = None) -> int:
         with pool:
             if chosen.keep:
                 print(f"sandbox: {pool.root}", file=sys.stderr)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the command
+            # ^C is for the command, which gets the default back when it is executed.
+            signal.signal(signal.SIGINT, lambda number, frame: None)
             try:
-                status = subprocess.run(
-                    command,
-                    env=pool.environment,
-                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-                ).returncode
+                status = subprocess.run(command, env=pool.environment).returncode
             except OSError as error:
                 print(f"sandbox: {command[0]}: {error.strerror}", file=sys.stderr)
                 return 127

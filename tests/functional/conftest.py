@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# These processes fork without exec'ing at once (to be another user); gRPC's own handlers would run
+# in between.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Behind the installed packages: the tests use the gpupool that was built and installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))

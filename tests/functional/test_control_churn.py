@@ -43,10 +43,23 @@ class Worker(threading.Thread):
             options = [("grpc.use_local_subchannel_pool", 1)]
             with grpc.insecure_channel(self.pool.connect, options=options) as channel:
                 stub = pb_grpc.PoolStub(channel)
-                while not self.stop.is_set():
-                    if not self._step(stub):
-                        break
+                with contextlib.suppress(grpc.RpcError):
+                    self._look(stub)
+                    while not self.stop.is_set() and self._step(stub):
+                        pass
             time.sleep(0.02)
+
+    def _look(self, stub: pb_grpc.PoolStub) -> None:
+        """Finds out what became of the changes that were not answered: they are whole."""
+        for name in sorted(self.unsure):
+            try:
+                found = stub.GetSlice(pb.GetSliceRequest(name=name), timeout=10)
+                self.confirmed[name] = (found.compute_percent, found.memory_mib)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.NOT_FOUND:  # type: ignore[attr-defined]
+                    raise
+                self.confirmed[name] = None
+            self.unsure.discard(name)
 
     def _step(self, stub: pb_grpc.PoolStub) -> bool:
         name = f"w{self.number}-{self.random.randrange(4)}"
@@ -121,6 +134,7 @@ def test_killed_at_any_point(pool: Pool, programs: list[subprocess.Popen[str]]) 
                 assert db.execute("PRAGMA foreign_key_check").fetchall() == []
             db.close()
             pool.start_daemon()
+        wait_for("every worker to work again", lambda: not any(w.unsure for w in workers), 20)
     finally:
         stop.set()
         for worker in workers:

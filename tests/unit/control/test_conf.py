@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpupoold.conf import load
+from gpupoold.conf import load, unknown_options
 from gpupoold.errors import ConfigurationError
 
 
@@ -73,6 +73,20 @@ def test_a_wrong_value_names_option_file_and_line(root, group, option, value):
     assert f"{root}/g.conf, line 3" in sentence
     assert "\n" not in sentence
     assert caught.value.exit_status == 2
+
+
+def test_options_that_do_not_exist_are_told(root):
+    path = root / "g.conf"
+    path.write_text(
+        "[DEFAULT]\ndebug = true\nhots = a\nuse_stderr = true\n[gpus]\ndriver_dir = /x\n"
+        "# memory = 1\n[elsewhere]\nanything = 1\n[broker]\nwarm_workers = 2\n"
+        "worker_environment = A:1,\n B:2\n"
+    )
+    conf, _ = load(["--config-file", str(path)], defaults=False)
+    assert unknown_options(conf) == [
+        f"{path}, line 3: there is no option hots in [DEFAULT]",
+        f"{path}, line 6: there is no option driver_dir in [gpus]",
+    ]
 
 
 def test_a_file_that_is_not_there(root):

@@ -465,6 +465,23 @@ def test_killing_a_session_is_for_its_owner(host):
     assert [a.session for a in asked] == [bytes([7]) * 16]
 
 
+def test_what_a_tenant_writes_does_not_reach_a_terminal(host, program):
+    me = caller(os.geteuid(), program)
+    host.pool.create_slice(me, want("a"))
+    with host.pool.store.change() as change:
+        change.event("x", "a", "one\x1b[2J\ntwo\r")
+    assert host.pool.store.events()[-1].text == "one?[2J?two?"
+
+
+def test_a_card_that_the_broker_cannot_use_has_a_warning(host):
+    host.broker.state.devices.append(
+        pb.DeviceState(uuid=gpu(1).uuid, ready=False, sentence="cuInit says 999")
+    )
+    states = {view.state.gpu.index: view.state for view in host.pool.gpus()}
+    assert states[0].health == Health.OK
+    assert states[1].health == Health.WARNING and "cuInit says 999" in states[1].health_reason
+
+
 def test_events_are_followed(host):
     stream = host.pool.events(ALICE, host.pool.store.events()[-1].id, 0, True, wait=0.05)
     host.pool.create_slice(ALICE, want("a"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sqlite3
 import subprocess
@@ -265,7 +264,9 @@ def _full_disk(path: str) -> subprocess.CompletedProcess[str]:
     """Opens the store where no file may grow beyond some KiB, as on a full disk."""
     script = textwrap.dedent(
         """
-        import sys
+        import resource, signal, sys
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         from gpupoold.errors import StateError, StateWriteFailed
         from gpupoold.store import Store
         store = Store(sys.argv[1], event_limit=10**6)
@@ -283,15 +284,10 @@ def _full_disk(path: str) -> subprocess.CompletedProcess[str]:
         """
     )
 
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
     return subprocess.run(
         [sys.executable, "-c", script, path],
         capture_output=True,
         text=True,
-        preexec_fn=limit,
         cwd="/",
         env={**os.environ, "PYTHONPATH": str(Path(gpupoold.__file__).parents[1])},
     )
