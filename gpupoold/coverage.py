@@ -17,7 +17,7 @@ _CLASSES = {
 
 
 def load() -> dict[str, Any]:
-    """The installed coverage file. Raises OSError or ValueError if there is none that can be read."""
+    """The installed coverage file. Raises OSError or ValueError if it cannot be read."""
     data = json.loads(paths.coverage_file().read_text())
     if not isinstance(data, dict) or not isinstance(data.get("functions"), list):
         raise ValueError(f"{paths.coverage_file()} is not a coverage file")

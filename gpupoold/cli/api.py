@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from gpupoold import paths
+from gpupoold import coverage, errors
 from gpupoold.cli.context import Cli, CommandError, table
 
 
 def load() -> dict[str, Any]:
     """The coverage file; raises CommandError if it is missing or damaged."""
-    path = paths.coverage_file()
     try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CommandError(f"{path} is missing: is gpupool fully installed?") from None
+        return coverage.load()
+    except FileNotFoundError as error:
+        raise CommandError(f"{error.filename} is missing: is gpupool fully installed?") from None
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} cannot be read: {error}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("functions"), list):
-        raise CommandError(f"{path} is not a coverage file")
-    return data
+        raise CommandError(str(error)) from None
 
 
 @click.command()
@@ -53,11 +48,20 @@ def api(cli: Cli, wanted: str | None, search: str, summary: bool) -> None:
         cli.print_json(shown)
         return
     if not functions:
-        raise CommandError("no function matches", 3)
+        raise CommandError("no function matches", errors.EXIT_NOT_FOUND)
     if not summary:
         table(
-            ["FUNCTION", "CLASS", "NOTE"],
-            [[str(e.get("name")), str(e.get("class")), _note(e)] for e in functions],
+            ["FUNCTION", "AREA", "CLASS", "SIMULATED", "NOTE"],
+            [
+                [
+                    str(entry.get("name")),
+                    str(entry.get("area", "")),
+                    str(entry.get("class")),
+                    "yes" if entry.get("simulated") else "no",
+                    _note(entry),
+                ]
+                for entry in functions
+            ],
         )
     total = sum(counts.values())
     click.echo(
@@ -67,4 +71,5 @@ def api(cli: Cli, wanted: str | None, search: str, summary: bool) -> None:
 
 
 def _note(entry: dict[str, Any]) -> str:
-    return str(entry.get("why") or entry.get("note") or "")
+    same = f"same as {entry['same_as']}" if entry.get("same_as") else ""
+    return "; ".join(part for part in (same, str(entry.get("why") or "")) if part)
