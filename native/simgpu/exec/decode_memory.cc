@@ -1,0 +1,286 @@
+// Loads, stores, atomics, asynchronous copies, address conversions.
+#include <algorithm>
+
+#include "simgpu/exec/decoder.h"
+
+namespace gpupool::simgpu::exec {
+
+using ptx::Mod;
+using ptx::Op;
+using ptx::OperandKind;
+using ptx::Space;
+using ptx::Type;
+
+// Words that say how caches treat the access, or which order it takes: x86's order is stronger than
+// every one of them except .sc, and that only matters for fences. `polls`: it may be a spin loop's.
+void Decoder::cache_modifiers(Modifiers& m, bool* polls, bool is_load) {
+  m.take(Mod::kWeak);
+  const Mod order = m.take_any({Mod::kVolatile, Mod::kRelaxed, is_load ? Mod::kAcquire : Mod::kRelease});
+  m.take(Mod::kMmio);
+  m.take_any({Mod::kCta, Mod::kCluster, Mod::kGpu, Mod::kSys});
+  if (is_load) {
+    m.take_any({Mod::kCa, Mod::kCg, Mod::kCs, Mod::kLu, Mod::kCv});
+    m.take(Mod::kNc);
+  } else {
+    m.take_any({Mod::kWb, Mod::kCg, Mod::kCs, Mod::kWt});
+  }
+  m.take_any({Mod::kL1EvictNormal, Mod::kL1EvictUnchanged, Mod::kL1EvictFirst, Mod::kL1EvictLast,
+              Mod::kL1NoAllocate});
+  m.take_any({Mod::kL2EvictLast, Mod::kL2EvictNormal, Mod::kL2EvictFirst, Mod::kL2EvictUnchanged});
+  m.take(Mod::kL2CacheHint);
+  m.take_any({Mod::kL264B, Mod::kL2128B, Mod::kL2256B});
+  m.take(Mod::kUnified);
+  *polls = order != Mod::kUnknown;
+}
+
+void Decoder::load(Modifiers& m) {
+  bool polls;
+  cache_modifiers(m, &polls, true);
+  const Space space = m.take_space();
+  const Mod vector = m.take_any({Mod::kV2, Mod::kV4, Mod::kV8});
+  const Type t = m.take_type();
+  count(2, 3);  // the third: a cache policy
+  const ptx::Operand& d = op(0);
+  const Address a = address(op(1), space);
+  if (vector == Mod::kUnknown) {
+    uint32_t w;
+    if (d.kind == OperandKind::kSink) {
+      w = std::max<uint32_t>(2, ptx::bytes_of(t));
+    } else {
+      if (d.kind != OperandKind::kRegister || body_.registers[d.index] == Type::kPred)
+        refuse("a register is wanted as the result");
+      w = register_width(d.index);
+    }
+    const bool poll = polls && (a.access == Access::kGlobal || a.access == Access::kGeneric);
+    Instruction& i = emit(set_.load(a.access, t, w, false, poll), target(d, w), a.row);
+    i.immediate = a.offset;
+    return;
+  }
+  const uint32_t n = vector == Mod::kV2 ? 2 : vector == Mod::kV4 ? 4 : 8;
+  const auto elements = body_.elements_of(d);
+  if (d.kind != OperandKind::kVector || elements.size() != n || n > 4) refuse("the vector isn't known here");
+  uint32_t rows[4] = {0, 0, 0, 0}, w = 0;
+  for (uint32_t k = 0; k < n; ++k) {
+    if (elements[k].kind == OperandKind::kSink) continue;
+    if (elements[k].kind != OperandKind::kRegister) refuse("a register is wanted as the result");
+    const uint32_t have = register_width(elements[k].index);
+    if (w && have != w) refuse("registers of different sizes");
+    w = have;
+    rows[k] = target(elements[k], w);
+  }
+  if (!w) w = std::max<uint32_t>(2, ptx::bytes_of(t));
+  Instruction& i = emit(set_.load(a.access, t, w, true, false), rows[0], a.row, rows[1], rows[2], rows[3]);
+  i.immediate = a.offset;
+  i.count = static_cast<uint16_t>(n);
+}
+
+void Decoder::store(Modifiers& m) {
+  bool polls;
+  if (m.take(Mod::kAsync) || m.take(Mod::kBulk)) refuse("asynchronous stores aren't known");
+  cache_modifiers(m, &polls, false);
+  const Space space = m.take_space();
+  const Mod vector = m.take_any({Mod::kV2, Mod::kV4, Mod::kV8});
+  const Type t = m.take_type();
+  count(2, 3);
+  const Address a = address(op(0), space);
+  if (a.access == Access::kParam) refuse("kernel parameters can't be written");
+  const ptx::Operand& s = op(1);
+  auto value = [&](const ptx::Operand& o) -> uint32_t {
+    if (o.kind == OperandKind::kRegister && body_.registers[o.index] != Type::kPred && !o.negated &&
+        o.selector == ptx::Selector::kNone)
+      return use(o.index);
+    return source(o, t);
+  };
+  if (vector == Mod::kUnknown) {
+    const uint32_t row = value(s);
+    Instruction& i = emit(set_.store(a.access, t, width_of_row(row), false), 0, a.row, row);
+    i.immediate = a.offset;
+    return;
+  }
+  const uint32_t n = vector == Mod::kV2 ? 2 : vector == Mod::kV4 ? 4 : 8;
+  const auto elements = body_.elements_of(s);
+  if (s.kind != OperandKind::kVector || elements.size() != n || n > 4) refuse("the vector isn't known here");
+  uint32_t rows[4] = {0, 0, 0, 0}, w = 0;
+  for (uint32_t k = 0; k < n; ++k)
+    if (elements[k].kind == OperandKind::kRegister) w = register_width(elements[k].index);
+  for (uint32_t k = 0; k < n; ++k) {
+    if (elements[k].kind == OperandKind::kRegister)
+      rows[k] = value(elements[k]);
+    else
+      rows[k] = source_width(elements[k], w ? w : std::max<uint32_t>(2, ptx::bytes_of(t)), t);
+    if (w && width_of_row(rows[k]) != w) refuse("registers of different sizes");
+  }
+  Instruction& i =
+      emit(set_.store(a.access, t, width_of_row(rows[0]), true), rows[2], a.row, rows[0], rows[1], rows[3]);
+  i.immediate = a.offset;
+  i.count = static_cast<uint16_t>(n);
+}
+
+void Decoder::atom(Modifiers& m, bool result) {
+  if (m.take(Mod::kAsync)) refuse("asynchronous reductions aren't known");
+  m.take_any({Mod::kRelaxed, Mod::kAcquire, Mod::kRelease, Mod::kAcqRel, Mod::kSc});
+  m.take_any({Mod::kCta, Mod::kCluster, Mod::kGpu, Mod::kSys});
+  m.take(Mod::kNoftz);
+  m.take(Mod::kL2CacheHint);
+  const Space space = m.take_space();
+  const Mod o = m.take_any({Mod::kAnd, Mod::kOr, Mod::kXor, Mod::kCas, Mod::kExch, Mod::kAdd,
+                            Mod::kInc, Mod::kDec, Mod::kMin, Mod::kMax});
+  if (m.take_any({Mod::kV2, Mod::kV4, Mod::kV8}) != Mod::kUnknown) refuse("vector atomics aren't known");
+  const Type t = m.take_type();
+  const size_t first = result ? 1 : 0;
+  const bool cas = o == Mod::kCas;
+  count(first + (cas ? 3 : 2), first + (cas ? 4 : 3));
+  Address a = address(op(first), space);
+  if (a.access == Access::kShared32) {
+    a.row = widened(a.row);
+    a.access = Access::kShared64;
+  }
+  const uint32_t b = source(op(first + 1), t);
+  const uint32_t c = cas ? source(op(first + 2), t) : 0;
+  const bool want = result && op(0).kind != OperandKind::kSink;
+  const uint32_t d = want ? target(op(0), std::max<uint32_t>(2, ptx::bytes_of(t))) : 0;
+  emit(set_.atomic(a.access, o, t, want), d, a.row, b, c).immediate = a.offset;
+}
+
+// cp.async copies at once; groups and waits have nothing left to do.
+void Decoder::cp_async(Modifiers& m) {
+  if (!m.take(Mod::kAsync)) refuse("this copy isn't known");
+  if (m.take_any({Mod::kCommitGroup, Mod::kWaitGroup, Mod::kWaitAll}) != Mod::kUnknown) {
+    emit(set_.control(Op::kPrefetch, Mod::kUnknown, false));
+    return;
+  }
+  if (m.take_any({Mod::kCa, Mod::kCg}) == Mod::kUnknown) refuse("this copy isn't known");
+  if (m.take_space() != Space::kShared || m.take_space() != Space::kGlobal) refuse("this copy isn't known");
+  m.take(Mod::kL2CacheHint);
+  m.take_any({Mod::kL264B, Mod::kL2128B, Mod::kL2256B});
+  count(3, 5);
+  const ptx::Operand& size = op(2);
+  if (size.kind != OperandKind::kImmediate || (size.bits != 4 && size.bits != 8 && size.bits != 16))
+    refuse("the size isn't 4, 8 or 16 bytes");
+  const uint32_t n = static_cast<uint32_t>(size.bits);
+  const Address to = address(op(0), Space::kShared), from = address(op(1), Space::kGlobal);
+  const uint32_t words = n / 4;
+  uint32_t rows[4] = {0, 0, 0, 0};
+  for (uint32_t k = 0; k < words; ++k) rows[k] = temp(4);
+  const uint32_t zero = constant(4, 0);
+  // What follows the source's size (or all of it where ignore-src holds) becomes zero.
+  uint32_t pass = 0;
+  uint32_t size_row = 0;
+  if (current_->operand_count >= 4 && op(3).kind != OperandKind::kNone) {
+    const ptx::Operand& x = op(3);
+    if (x.kind == OperandKind::kRegister && body_.registers[x.index] == Type::kPred) {
+      const uint32_t p = predicate(x);
+      pass = temp(4);
+      emit(set_.predicate(Op::kNot), pass, p);
+    } else if (current_->operand_count == 4 && x.kind == OperandKind::kRegister &&
+               register_width(x.index) == 8 && current_->has(Mod::kL2CacheHint)) {
+      // a cache policy
+    } else {
+      size_row = source(x, Type::kU32);
+    }
+  }
+  if (!pass && !size_row) {
+    Instruction& l = words == 1
+                         ? emit(set_.load(from.access, Type::kB32, 4, false, false), rows[0], from.row)
+                         : emit(set_.load(from.access, Type::kB32, 4, true, false), rows[0], from.row,
+                                rows[1], rows[2], rows[3]);
+    l.immediate = from.offset;
+    l.count = static_cast<uint16_t>(words);
+  } else {
+    // Word by word, each under the predicate that it is wanted.
+    if (current_->guard != ptx::kNoIndex) branch_around();
+    for (uint32_t k = 0; k < words; ++k) {
+      uint32_t p = pass;
+      if (size_row) {
+        p = temp(4);
+        emit(set_.setp(Type::kU32, Mod::kGt, false), p, size_row, constant(4, 4 * k));
+      }
+      emit(set_.move(4), rows[k], zero);
+      Instruction& l = emit(set_.guarded[0], rows[k], from.row);
+      l.inner = set_.load(from.access, Type::kB32, 4, false, false);
+      l.guard = p;
+      l.immediate = from.offset + 4 * k;
+    }
+  }
+  Instruction& s = words == 1 ? emit(set_.store(to.access, Type::kB32, 4, false), 0, to.row, rows[0])
+                              : emit(set_.store(to.access, Type::kB32, 4, true), rows[2], to.row,
+                                     rows[0], rows[1], rows[3]);
+  s.immediate = to.offset;
+  s.count = static_cast<uint16_t>(words);
+}
+
+void Decoder::prefetch(Modifiers& m) {
+  m.take_any({Mod::kL1, Mod::kL2});
+  m.take_any({Mod::kL2EvictLast, Mod::kL2EvictNormal});
+  m.take(Mod::kL2128B);
+  m.take_space();
+  if (current_->op == Op::kPrefetch && m.take(Mod::kTensormap)) refuse("tensor maps aren't known");
+  emit(set_.control(Op::kPrefetch, Mod::kUnknown, false));
+}
+
+void Decoder::cvta(Modifiers& m) {
+  count(2, 2);
+  const bool to = m.take(Mod::kTo);
+  const Space space = m.take_space();
+  const Type t = m.take_type();
+  if (t != Type::kU64 && t != Type::kB64) refuse("only 64-bit addresses are known");
+  uint64_t window = 0;
+  switch (space) {
+    case Space::kGlobal:
+    case Space::kConst: break;
+    case Space::kShared: window = kSharedWindow; break;
+    case Space::kLocal: window = kLocalWindow; break;
+    case Space::kParam: window = function_.entry ? kParamWindow : kLocalWindow; break;
+    default: refuse("this state space isn't known");
+  }
+  const ptx::Operand& s = op(1);
+  uint32_t a;
+  if (s.kind == OperandKind::kSymbol || s.kind == OperandKind::kAddress) {
+    bool in_frame;
+    Space of;
+    const uint64_t at = symbol_address(s, false, &in_frame, &of);
+    a = constant(8, at);
+    if (in_frame) {
+      const uint32_t sum = temp(8);
+      emit(set_.integer(Op::kAdd, Type::kU64, Mod::kUnknown, false), sum, frame_base(), a);
+      a = sum;
+    }
+  } else {
+    a = source(s, t);
+  }
+  const uint32_t d = target(op(0), 8);
+  if (!window) {
+    emit(set_.move(8), d, a);
+  } else {
+    emit(set_.integer(to ? Op::kSub : Op::kAdd, Type::kU64, Mod::kUnknown, false), d, a, constant(8, window));
+  }
+}
+
+void Decoder::isspacep(Modifiers& m) {
+  count(2, 2);
+  const Space space = m.take_space();
+  const uint32_t a = widened(source_width(op(1), 8, Type::kU64));
+  const uint32_t d = target_predicate(op(0));
+  switch (space) {
+    case Space::kGlobal:
+      emit(set_.setp(Type::kU64, Mod::kLt, false), d, a, constant(8, kWindows));
+      return;
+    case Space::kConst:  // constants lie in global memory here
+      emit(set_.predicate(Op::kMov), d, constant(4, 0));
+      return;
+    case Space::kShared:
+    case Space::kLocal:
+    case Space::kParam: {
+      const uint64_t window = space == Space::kShared  ? kSharedWindow
+                              : space == Space::kLocal ? kLocalWindow
+                                                       : kParamWindow;
+      const uint32_t t = temp(8);
+      emit(set_.integer(Op::kSub, Type::kU64, Mod::kUnknown, false), t, a, constant(8, window));
+      emit(set_.setp(Type::kU64, Mod::kLt, false), d, t, constant(8, kWindowBytes));
+      return;
+    }
+    default: refuse("this state space isn't known");
+  }
+}
+
+}  // namespace gpupool::simgpu::exec

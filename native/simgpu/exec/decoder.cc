@@ -1,0 +1,468 @@
+#include "simgpu/exec/decoder.h"
+
+#include <algorithm>
+
+namespace gpupool::simgpu::exec {
+
+using ptx::kNoIndex;
+using ptx::Mod;
+using ptx::Op;
+using ptx::OperandKind;
+using ptx::SymbolKind;
+using ptx::Type;
+
+const HandlerSet& handlers() {
+  static const HandlerSet& set =
+      __builtin_cpu_supports("x86-64-v3") ? v3_handlers() : baseline_handlers();
+  return set;
+}
+
+// ---------------------------------------------------------------- modifiers
+
+bool Modifiers::take(Mod mod) {
+  for (size_t k = 0; k < mods_.size(); ++k) {
+    if (mods_[k] == mod && !(taken_ >> k & 1)) {
+      taken_ |= 1u << k;
+      return true;
+    }
+  }
+  return false;
+}
+Mod Modifiers::take_any(std::initializer_list<Mod> choices) {
+  for (Mod m : choices)
+    if (take(m)) return m;
+  return Mod::kUnknown;
+}
+Type Modifiers::take_type() {
+  for (size_t k = 0; k < mods_.size(); ++k) {
+    const Type t = ptx::type_of(mods_[k]);
+    if (t != Type::kNone && !(taken_ >> k & 1)) {
+      taken_ |= 1u << k;
+      return t;
+    }
+  }
+  return Type::kNone;
+}
+ptx::Space Modifiers::take_space() {
+  for (size_t k = 0; k < mods_.size(); ++k) {
+    const ptx::Space s = ptx::space_of(mods_[k]);
+    if (s != ptx::Space::kNone && !(taken_ >> k & 1)) {
+      taken_ |= 1u << k;
+      return s;
+    }
+  }
+  return ptx::Space::kNone;
+}
+const char* Modifiers::left() const {
+  for (size_t k = 0; k < mods_.size(); ++k)
+    if (!(taken_ >> k & 1)) return ptx::text_of(mods_[k]);
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- the decoder
+
+Decoder::Decoder(KernelCode& kernel, uint32_t function, const ptx::FunctionBody& body)
+    : kernel_(kernel),
+      program_(*kernel.program),
+      function_(program_.function(function)),
+      body_(body),
+      set_(handlers()),
+      code_(std::make_unique<Code>()) {
+  code_->name = function_.name;
+  code_->function = function;
+  code_->body = &body;
+  code_->kernel = &kernel;
+}
+
+void Decoder::refuse(const std::string& what) const {
+  std::string s = what;
+  if (current_) {
+    s = program_.place(code_->function, current_->line) + ": " + what + ": `" +
+        body_.statement(*current_) + "` in " + function_.name;
+  }
+  throw Refused{s};
+}
+
+void Decoder::finish_modifiers(const Modifiers& m) const {
+  if (const char* left = m.left()) refuse(std::string("the simulated GPU doesn't know .") + left + " here");
+}
+
+std::unique_ptr<Code> Decoder::decode() {
+  const size_t n = body_.instructions.size();
+  Row none;
+  rows_.push_back(none);
+  for (uint32_t r = 0; r < body_.registers.size(); ++r) add_row(register_width(r));
+  uses_.resize(n + 1);
+  defines_.resize(n + 1);
+  starts_.resize(n + 1);
+
+  auto up = [](uint32_t v, uint32_t a) { return (v + a - 1) / a * a; };
+  uint32_t at = 0;
+  if (!function_.entry) {
+    places_ = place_parameters(function_.returns, function_.parameters);
+    code_->parameter_bytes = at = places_.bytes;
+  }
+  local_place_ = up(at, std::max<uint32_t>(kGranule, body_.local_alignment));
+  param_place_ = up(local_place_ + body_.local_bytes,
+                    std::max<uint32_t>(kGranule, body_.param_alignment));
+  frame_end_ = up(param_place_ + body_.param_bytes, kGranule);
+  code_->local_bytes = body_.local_bytes;
+
+  code_->instructions.reserve(n + n / 4 + 8);
+  prologue();
+  for (index_ = 0; index_ < n; ++index_) {
+    current_ = &body_.instructions[index_];
+    starts_[index_] = static_cast<uint32_t>(code_->instructions.size());
+    unguarded_ = false;
+    one();
+    for (uint32_t t : temps_used_) temps_free_[rows_[t].width].push_back(t);
+    temps_used_.clear();
+  }
+  current_ = nullptr;
+  starts_[n] = static_cast<uint32_t>(code_->instructions.size());
+  index_ = static_cast<uint32_t>(n);
+  // Running off the end is a return.
+  static const ptx::Instruction kEnd{};
+  current_ = &kEnd;
+  Modifiers no_modifiers{{}};
+  ret(no_modifiers);
+  current_ = nullptr;
+  for (Instruction& i : code_->instructions)
+    if (i.source >= n) i.source = n ? static_cast<uint32_t>(n - 1) : 0;
+
+  for (const auto& [from, to] : fixups_)
+    code_->instructions[from].target =
+        static_cast<int32_t>(starts_[to]) - static_cast<int32_t>(from);
+  for (const auto& table : body_.branch_tables) {
+    std::vector<int32_t> t;
+    for (uint32_t x : table) t.push_back(static_cast<int32_t>(starts_[x]));
+    code_->branch_tables.push_back(std::move(t));
+  }
+  code_->frame_bytes = up(frame_end_, kGranule);
+  place_rows();
+  return std::move(code_);
+}
+
+Instruction& Decoder::emit(Handler handler, uint32_t d, uint32_t a, uint32_t b, uint32_t c,
+                           uint32_t e) {
+  if (!handler) refuse("the simulated GPU doesn't carry out this form");
+  Instruction i;
+  i.run = handler;
+  i.d = d;
+  i.a = a;
+  i.b = b;
+  i.c = c;
+  i.e = e;
+  if (current_) {
+    i.line = current_->line;
+    i.source = index_;
+    if (current_->guard != kNoIndex && !unguarded_) {
+      i.inner = handler;
+      i.run = set_.guarded[current_->guard_negated];
+      i.guard = use(current_->guard);
+    }
+  }
+  i.slot = static_cast<uint16_t>(next_slot_++ % kRangeSlots);
+  code_->instructions.push_back(i);
+  return code_->instructions.back();
+}
+
+void Decoder::branch_around() {
+  if (current_->guard == kNoIndex || unguarded_) return;
+  unguarded_ = true;
+  const uint32_t p = use(current_->guard);
+  fixups_.emplace_back(static_cast<uint32_t>(code_->instructions.size()), index_ + 1);
+  emit(set_.control(Op::kBra, Mod::kUnknown, !current_->guard_negated), 0, p);
+}
+
+Instruction& Decoder::emit_control(Handler handler, uint32_t a, uint32_t b, uint32_t c) {
+  branch_around();
+  return emit(handler, 0, a, b, c);
+}
+
+// ---------------------------------------------------------------- operands
+
+const ptx::Operand& Decoder::op(size_t k) const {
+  const auto operands = body_.operands_of(*current_);
+  if (k >= operands.size()) refuse("too few operands");
+  return operands[k];
+}
+void Decoder::count(size_t least, size_t most) const {
+  const size_t n = current_->operand_count;
+  if (n < least || n > most) refuse("the number of operands isn't right");
+}
+
+uint64_t Decoder::literal(const ptx::Operand& o, Type type, uint32_t width) const {
+  switch (o.kind) {
+    case OperandKind::kImmediate:
+      if (type == Type::kF32 || type == Type::kF64) refuse("an integer where a float is wanted");
+      return o.bits;
+    case OperandKind::kFloat32: {
+      if (type == Type::kF64 || (type == Type::kB64 && width == 8)) {
+        float f;
+        const uint32_t u = static_cast<uint32_t>(o.bits);
+        __builtin_memcpy(&f, &u, 4);
+        const double d = f;
+        uint64_t bits;
+        __builtin_memcpy(&bits, &d, 8);
+        return bits;
+      }
+      if (width != 4) refuse("a float literal doesn't fit the type");
+      return o.bits;
+    }
+    case OperandKind::kFloat64: {
+      if (width == 8) return o.bits;
+      if (width != 4) refuse("a float literal doesn't fit the type");
+      double d;
+      __builtin_memcpy(&d, &o.bits, 8);
+      const float f = static_cast<float>(d);
+      uint32_t u;
+      __builtin_memcpy(&u, &f, 4);
+      return u;
+    }
+    default: refuse("a literal is wanted");
+  }
+}
+
+uint32_t Decoder::source(const ptx::Operand& o, Type type) {
+  if (type == Type::kPred) return predicate(o);
+  return source_width(o, std::max<uint32_t>(2, ptx::bytes_of(type)), type);
+}
+
+uint32_t Decoder::source_width(const ptx::Operand& o, uint32_t width, Type type) {
+  switch (o.kind) {
+    case OperandKind::kRegister: {
+      if (o.selector != ptx::Selector::kNone) refuse("a byte selector isn't known here");
+      if (o.negated) refuse("a negated operand isn't known here");
+      if (body_.registers[o.index] == Type::kPred) refuse("a predicate where a number is wanted");
+      const uint32_t have = register_width(o.index);
+      if (have != width) refuse("a register's size differs from the type's");
+      return use(o.index);
+    }
+    case OperandKind::kImmediate:
+    case OperandKind::kFloat32:
+    case OperandKind::kFloat64: return constant(width, literal(o, type, width));
+    case OperandKind::kSpecial: return special(static_cast<ptx::SpecialRegister>(o.index), o.component, width);
+    default: refuse("this kind of operand isn't known here");
+  }
+}
+
+uint32_t Decoder::predicate(const ptx::Operand& o) {
+  if (o.kind == OperandKind::kImmediate) {
+    const bool set = (o.bits != 0) != o.negated;
+    return constant(4, set ? 0xffffffffu : 0);
+  }
+  if (o.kind != OperandKind::kRegister || body_.registers[o.index] != Type::kPred)
+    refuse("a predicate is wanted");
+  const uint32_t row = use(o.index);
+  if (!o.negated) return row;
+  const uint32_t t = temp(4);
+  emit(set_.predicate(Op::kNot), t, row);
+  return t;
+}
+
+uint32_t Decoder::target(const ptx::Operand& o, uint32_t width) {
+  if (o.kind == OperandKind::kSink) return temp(width);
+  if (o.kind != OperandKind::kRegister) refuse("a register is wanted as the result");
+  if (o.selector != ptx::Selector::kNone || o.negated) refuse("a selector isn't known here");
+  if (body_.registers[o.index] == Type::kPred) refuse("a predicate can't take this result");
+  if (register_width(o.index) != width) refuse("the result register's size differs from the type's");
+  return define(o.index);
+}
+uint32_t Decoder::target_predicate(const ptx::Operand& o) {
+  if (o.kind == OperandKind::kSink) return temp(4);
+  if (o.kind != OperandKind::kRegister || body_.registers[o.index] != Type::kPred || o.negated)
+    refuse("a predicate is wanted as the result");
+  return define(o.index);
+}
+
+uint32_t Decoder::widened(uint32_t row) {
+  if (width_of_row(row) == 8) return row;
+  const uint32_t t = temp(8);
+  emit(set_.extend(width_of_row(row), Type::kU32, 8), t, row);
+  return t;
+}
+
+// The address that a symbol stands for, in its own space or generic. `in_frame`: relative to the
+// frame in local memory.
+uint64_t Decoder::symbol_address(const ptx::Operand& o, bool generic, bool* in_frame,
+                                 ptx::Space* space) {
+  *in_frame = false;
+  const uint64_t offset = static_cast<uint64_t>(o.offset);
+  switch (o.symbol) {
+    case SymbolKind::kVariable: {
+      const ptx::Variable& v = program_.variable(o.index);
+      *space = v.space;
+      if (v.space == ptx::Space::kGlobal || v.space == ptx::Space::kConst) {
+        if (!v.address) refuse("the variable " + v.name + " has no address");
+        return v.address + offset;
+      }
+      if (v.space == ptx::Space::kShared) {
+        const uint32_t place = kernel_.shared.offset_of(o.index);
+        if (place == kNoIndex) refuse("the shared variable " + v.name + " isn't placed");
+        return place + offset + (generic ? kSharedWindow : 0);
+      }
+      refuse("variables of this space aren't known: " + v.name);
+    }
+    case SymbolKind::kLocal: {
+      const ptx::LocalVariable& v = body_.locals[o.index];
+      *in_frame = true;
+      *space = ptx::Space::kLocal;
+      return (v.space == ptx::Space::kLocal ? local_place_ : param_place_) + v.offset + offset +
+             (generic ? kLocalWindow : 0);
+    }
+    case SymbolKind::kParameter:
+      if (function_.entry) {
+        *space = ptx::Space::kParam;
+        return function_.parameters[o.index].offset + offset + (generic ? kParamWindow : 0);
+      }
+      if (function_.parameters[o.index].space == ptx::Space::kReg) refuse("a register has no address");
+      *in_frame = true;
+      *space = ptx::Space::kLocal;
+      return places_.parameters[o.index] + offset + (generic ? kLocalWindow : 0);
+    case SymbolKind::kReturn:
+      *in_frame = true;
+      *space = ptx::Space::kLocal;
+      return places_.returns[o.index] + offset + (generic ? kLocalWindow : 0);
+    case SymbolKind::kFunction:
+      *space = ptx::Space::kNone;
+      return ptx::function_address(o.index);
+    default: refuse("this name has no address");
+  }
+}
+
+Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
+  if (o.kind != OperandKind::kAddress) refuse("an address in brackets is wanted");
+  Address a;
+  if (o.register_base) {
+    const Type t = body_.registers[o.index];
+    const uint32_t width = register_width(o.index);
+    if (t == Type::kPred || (width != 4 && width != 8)) refuse("the address register isn't 32 or 64 bits wide");
+    uint32_t row = use(o.index);
+    a.offset = o.offset;
+    switch (space) {
+      case ptx::Space::kShared:
+        a.access = width == 4 ? Access::kShared32 : Access::kShared64;
+        a.row = row;
+        return a;
+      case ptx::Space::kGlobal:
+      case ptx::Space::kConst: a.access = Access::kGlobal; break;
+      case ptx::Space::kLocal: a.access = Access::kLocal; break;
+      case ptx::Space::kParam: a.access = function_.entry ? Access::kParam : Access::kLocal; break;
+      case ptx::Space::kNone: a.access = Access::kGeneric; break;
+      default: refuse("this state space isn't known");
+    }
+    a.row = widened(row);
+    return a;
+  }
+  if (o.symbol == SymbolKind::kNone) {  // [offset]
+    a.row = constant(8, 0);
+    a.offset = o.offset;
+    a.access = space == ptx::Space::kShared  ? Access::kShared64
+               : space == ptx::Space::kLocal ? Access::kLocal
+               : space == ptx::Space::kParam ? (function_.entry ? Access::kParam : Access::kLocal)
+               : space == ptx::Space::kNone  ? Access::kGeneric
+                                             : Access::kGlobal;
+    return a;
+  }
+  bool in_frame;
+  ptx::Space of;
+  const uint64_t at = symbol_address(o, false, &in_frame, &of);
+  if (space != ptx::Space::kNone && space != of) {
+    const bool parameter = space == ptx::Space::kParam && of == ptx::Space::kLocal &&
+                           (o.symbol != SymbolKind::kLocal ||
+                            body_.locals[o.index].space == ptx::Space::kParam);
+    const bool constant_data = (space == ptx::Space::kGlobal && of == ptx::Space::kConst);
+    if (!parameter && !constant_data) refuse("the variable lies in another state space");
+  }
+  switch (of) {
+    case ptx::Space::kGlobal:
+    case ptx::Space::kConst:
+      a.access = Access::kGlobal;
+      a.row = constant(8, at);
+      break;
+    case ptx::Space::kShared:
+      a.access = Access::kShared32;
+      a.row = constant(4, at);
+      break;
+    case ptx::Space::kParam:
+      a.access = Access::kParam;
+      a.row = constant(8, at);
+      break;
+    case ptx::Space::kLocal:
+      a.access = Access::kLocal;
+      a.row = frame_base();
+      a.offset = static_cast<int64_t>(at);
+      break;
+    default: refuse("nothing can be loaded from this name");
+  }
+  return a;
+}
+
+// ---------------------------------------------------------------- one instruction
+
+void Decoder::one() {
+  Modifiers m(current_->mods());
+  switch (current_->op) {
+    case Op::kAdd: case Op::kSub: case Op::kMul: case Op::kMad: case Op::kFma: arithmetic(m); break;
+    case Op::kAddc: case Op::kSubc: case Op::kMadc: carry(m); break;
+    case Op::kDiv: case Op::kRem: divide(m); break;
+    case Op::kRcp: case Op::kSqrt: case Op::kRsqrt: case Op::kEx2: case Op::kLg2: case Op::kSin:
+    case Op::kCos: case Op::kTanh: math(m); break;
+    case Op::kMin: case Op::kMax: min_max(m); break;
+    case Op::kNeg: case Op::kAbs: neg_abs(m); break;
+    case Op::kAnd: case Op::kOr: case Op::kXor: case Op::kNot: case Op::kCnot: logic(m); break;
+    case Op::kShl: case Op::kShr: shift(m); break;
+    case Op::kPopc: case Op::kClz: case Op::kBrev: case Op::kBfind: case Op::kBfe: case Op::kBfi:
+    case Op::kBmsk: case Op::kSzext: bit_field(m); break;
+    case Op::kShf: case Op::kPrmt: case Op::kLop3: case Op::kDp4a: case Op::kDp2a: case Op::kSad:
+    case Op::kMul24: case Op::kMad24: case Op::kFns: three_words(m); break;
+    case Op::kSetp: setp(m); break;
+    case Op::kSet: set(m); break;
+    case Op::kSelp: case Op::kSlct: select(m); break;
+    case Op::kTestp: testp(m); break;
+    case Op::kCopysign: copysign(m); break;
+    case Op::kMov: mov(m); break;
+    case Op::kCvt: cvt(m); break;
+    case Op::kCvta: cvta(m); break;
+    case Op::kIsspacep: isspacep(m); break;
+    case Op::kLd: case Op::kLdu: load(m); break;
+    case Op::kSt: store(m); break;
+    case Op::kAtom: atom(m, true); break;
+    case Op::kRed: atom(m, false); break;
+    case Op::kCp: cp_async(m); break;
+    case Op::kPrefetch: case Op::kPrefetchu: case Op::kDiscard: case Op::kApplypriority:
+    case Op::kPmevent: prefetch(m); break;
+    case Op::kBra: bra(m); break;
+    case Op::kBrx: brx(m); break;
+    case Op::kCall: call(m); break;
+    case Op::kRet: ret(m); break;
+    case Op::kExit: emit_control(set_.control(Op::kExit, Mod::kUnknown, false)); break;
+    case Op::kTrap: emit_control(set_.control(Op::kTrap, Mod::kUnknown, false)); break;
+    case Op::kBrkpt: emit_control(set_.control(Op::kBrkpt, Mod::kUnknown, false)); break;
+    case Op::kBar: case Op::kBarrier: barrier(m); break;
+    case Op::kShfl: case Op::kVote: case Op::kMatch: case Op::kRedux: case Op::kActivemask:
+      warp(m);
+      break;
+    case Op::kMembar: case Op::kFence: fence(m); break;
+    case Op::kNanosleep: nanosleep(m); break;
+    default: refuse("the simulated GPU doesn't carry out this instruction");
+  }
+  finish_modifiers(m);
+}
+
+std::unique_ptr<Code> decode_function(KernelCode& kernel, uint32_t function, std::string* why) {
+  const ptx::FunctionBody* body = kernel.program->body(function, why);
+  if (!body) {
+    if (why->empty()) *why = "the function " + kernel.program->function(function).name + " has no body";
+    return nullptr;
+  }
+  try {
+    return Decoder(kernel, function, *body).decode();
+  } catch (const Refused& r) {
+    *why = r.why;
+    return nullptr;
+  }
+}
+
+}  // namespace gpupool::simgpu::exec

@@ -1,0 +1,156 @@
+// The decoder: from parsed PTX to instructions of the machine. Whatever it doesn't know in full —
+// opcode, modifier, type, operand — makes it refuse the function, with the instruction's text.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "simgpu/exec/code.h"
+#include "simgpu/exec/handler_set.h"
+#include "simgpu/ptx/program.h"
+
+namespace gpupool::simgpu::exec {
+
+struct Refused {
+  std::string why;
+};
+
+// The modifiers of an instruction; each must be taken by somebody.
+class Modifiers {
+ public:
+  explicit Modifiers(std::span<const ptx::Mod> mods) : mods_(mods) {}
+  bool take(ptx::Mod mod);
+  // The first of `choices` that is there, else kUnknown.
+  ptx::Mod take_any(std::initializer_list<ptx::Mod> choices);
+  ptx::Type take_type();    // the next type in order; kNone: no more
+  ptx::Space take_space();  // the next state space; kNone: generic
+  const char* left() const;  // text of one that nobody took; nullptr: all taken
+
+ private:
+  std::span<const ptx::Mod> mods_;
+  uint32_t taken_ = 0;
+};
+
+class Decoder {
+ public:
+  Decoder(KernelCode& kernel, uint32_t function, const ptx::FunctionBody& body);
+  std::unique_ptr<Code> decode();  // throws Refused
+
+ private:
+  struct Row {
+    uint8_t width = 4;
+    uint32_t offset = 0;
+  };
+  struct Address {
+    Access access = Access::kGeneric;
+    uint32_t row = 0;
+    int64_t offset = 0;
+  };
+
+  [[noreturn]] void refuse(const std::string& what) const;
+
+  // ---- rows (rows.cc) ----
+  uint32_t add_row(uint32_t width);
+  uint32_t temp(uint32_t width);  // until the end of this PTX instruction
+  uint32_t constant(uint32_t width, uint64_t bits);
+  uint32_t special(ptx::SpecialRegister special, uint32_t component, uint32_t width);
+  uint32_t frame_base();          // 64 bits: the frame's place in local memory
+  uint32_t register_width(uint32_t reg) const;
+  uint32_t use(uint32_t reg);
+  uint32_t define(uint32_t reg);
+  void place_rows();              // liveness, then offsets for all rows
+  uint32_t width_of_row(uint32_t row) const { return rows_[row].width; }
+
+  // ---- operands ----
+  const ptx::Operand& op(size_t k) const;
+  void count(size_t least, size_t most) const;
+  uint32_t source(const ptx::Operand& o, ptx::Type type);
+  uint32_t source_width(const ptx::Operand& o, uint32_t width, ptx::Type type);
+  uint32_t predicate(const ptx::Operand& o);
+  uint32_t target(const ptx::Operand& o, uint32_t width);
+  uint32_t target_predicate(const ptx::Operand& o);
+  uint64_t literal(const ptx::Operand& o, ptx::Type type, uint32_t width) const;
+  uint64_t symbol_address(const ptx::Operand& o, bool generic, bool* in_frame, ptx::Space* space);
+  Address address(const ptx::Operand& o, ptx::Space space);
+  uint32_t widened(uint32_t row);  // a 32-bit address as 64 bits
+
+  // ---- emission ----
+  Instruction& emit(Handler handler, uint32_t d = 0, uint32_t a = 0, uint32_t b = 0,
+                    uint32_t c = 0, uint32_t e = 0);
+  Instruction& emit_control(Handler handler, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0);
+  void branch_around();            // a guarded control instruction: skip it where the guard fails
+  void finish_modifiers(const Modifiers& m) const;
+
+  // ---- groups of opcodes ----
+  void one();
+  void arithmetic(Modifiers& m);
+  void integer_arithmetic(Modifiers& m, ptx::Type type, ptx::Mod mode, bool sat);
+  void carry(Modifiers& m);
+  void divide(Modifiers& m);
+  void math(Modifiers& m);
+  void min_max(Modifiers& m);
+  void neg_abs(Modifiers& m);
+  void logic(Modifiers& m);
+  void shift(Modifiers& m);
+  void bit_field(Modifiers& m);
+  void three_words(Modifiers& m);  // shf prmt lop3 dp4a dp2a sad mul24 mad24 fns
+  void setp(Modifiers& m);
+  void set(Modifiers& m);
+  uint32_t comparison(Modifiers& m, ptx::Type* type, uint32_t* complement, bool want_complement,
+                      ptx::Type result_type, size_t boolean_operand, bool* packed);
+  void select(Modifiers& m);
+  void testp(Modifiers& m);
+  void copysign(Modifiers& m);
+  void mov(Modifiers& m);
+  void move_parts(const ptx::Operand& d, const ptx::Operand& s, ptx::Type type);
+  void cvt(Modifiers& m);
+  void cvt_packed(Modifiers& m, ptx::Type to, ptx::Type from, ptx::Mod rounding, bool relu, bool satfinite);
+  void cvta(Modifiers& m);
+  void isspacep(Modifiers& m);
+  void load(Modifiers& m);
+  void store(Modifiers& m);
+  void cache_modifiers(Modifiers& m, bool* polls, bool load);
+  void atom(Modifiers& m, bool result);
+  void cp_async(Modifiers& m);
+  void prefetch(Modifiers& m);
+  void bra(Modifiers& m);
+  void brx(Modifiers& m);
+  void call(Modifiers& m);
+  void ret(Modifiers& m);
+  void barrier(Modifiers& m);
+  void warp(Modifiers& m);
+  void fence(Modifiers& m);
+  void nanosleep(Modifiers& m);
+  void prologue();
+  uint32_t frame_place(const ptx::Operand& o, uint32_t* bytes);  // of a parameter in the frame
+  uint32_t anonymous_slot(uint32_t bytes);
+
+  KernelCode& kernel_;
+  ptx::LinkedProgram& program_;
+  const ptx::Function& function_;
+  const ptx::FunctionBody& body_;
+  const HandlerSet& set_;
+  std::unique_ptr<Code> code_;
+  ParameterPlaces places_;
+  uint32_t local_place_ = 0, param_place_ = 0, frame_end_ = 0;
+  uint16_t next_slot_ = 0;
+
+  const ptx::Instruction* current_ = nullptr;
+  uint32_t index_ = 0;
+  bool unguarded_ = false;  // a branch around has dealt with the guard
+
+  std::vector<Row> rows_;
+  std::map<std::pair<uint32_t, uint64_t>, uint32_t> constants_;
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> specials_;
+  std::vector<uint32_t> temps_used_;
+  std::map<uint32_t, std::vector<uint32_t>> temps_free_;
+  uint32_t frame_base_ = 0, carry_ = 0;
+  std::vector<std::vector<uint32_t>> uses_, defines_;  // registers, by PTX instruction
+  std::vector<uint32_t> starts_;                        // PTX instruction -> code index
+  std::vector<std::pair<uint32_t, uint32_t>> fixups_;   // code index -> PTX instruction
+};
+
+}  // namespace gpupool::simgpu::exec

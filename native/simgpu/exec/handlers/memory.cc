@@ -1,0 +1,202 @@
+// ld and st: moves between rows and resolved memory.
+#include "simgpu/exec/handlers/memory.h"
+
+namespace gpupool::simgpu::exec::GPUPOOL_ISA {
+namespace {
+
+struct Wide { uint64_t lo, hi; };
+
+template <class R, class T>
+inline R widened(T v) {
+  if constexpr (std::is_same_v<T, Wide>) return v;
+  else return R(v);
+}
+
+// Element at `skip` bytes of each lane's piece of `stride` bytes.
+template <class T, class R>
+__attribute__((noinline)) void load_rows(Warp& w, const Resolved& x, uint32_t d, uint32_t stride,
+                                         uint32_t skip) {
+  R* rows = row<R>(w, d);
+  for (int h = 0; h < 2; ++h) {
+    R* to = rows + 16 * h;
+    switch (x.pattern[h]) {
+      case Pattern::kNone: break;
+      case Pattern::kUniform: {
+        const R v = widened<R>(*reinterpret_cast<const T*>(x.base[h] + skip));
+        for (int l = 0; l < 16; ++l) to[l] = v;
+        break;
+      }
+      case Pattern::kContiguous: {
+        const uint8_t* from = x.base[h] + skip;
+        if (stride == sizeof(T)) {
+          const T* p = reinterpret_cast<const T*>(from);
+#pragma GCC ivdep
+          for (int l = 0; l < 16; ++l) to[l] = widened<R>(p[l]);
+        } else {
+          for (int l = 0; l < 16; ++l)
+            to[l] = widened<R>(*reinterpret_cast<const T*>(from + uint64_t(l) * stride));
+        }
+        break;
+      }
+      case Pattern::kGeneral:
+        for (uint32_t m = (w.mask >> (16 * h)) & 0xffff; m; m &= m - 1) {
+          const int l = __builtin_ctz(m);
+          to[l] = widened<R>(*reinterpret_cast<const T*>(x.host[16 * h + l] + skip));
+        }
+        break;
+    }
+  }
+}
+template <class T, class R>
+__attribute__((noinline)) void store_rows(Warp& w, const Resolved& x, uint32_t a, uint32_t stride,
+                                          uint32_t skip) {
+  const R* rows = row<const R>(w, a);
+  for (int h = 0; h < 2; ++h) {
+    const R* from = rows + 16 * h;
+    switch (x.pattern[h]) {
+      case Pattern::kNone: break;
+      case Pattern::kUniform:  // one of the lanes wins
+        *reinterpret_cast<T*>(x.base[h] + skip) = widened<T>(from[15]);
+        break;
+      case Pattern::kContiguous: {
+        uint8_t* to = x.base[h] + skip;
+        if (stride == sizeof(T)) {
+          T* p = reinterpret_cast<T*>(to);
+#pragma GCC ivdep
+          for (int l = 0; l < 16; ++l) p[l] = widened<T>(from[l]);
+        } else {
+          for (int l = 0; l < 16; ++l)
+            *reinterpret_cast<T*>(to + uint64_t(l) * stride) = widened<T>(from[l]);
+        }
+        break;
+      }
+      case Pattern::kGeneral:
+        for (uint32_t m = (w.mask >> (16 * h)) & 0xffff; m; m &= m - 1) {
+          const int l = __builtin_ctz(m);
+          *reinterpret_cast<T*>(x.host[16 * h + l] + skip) = widened<T>(from[l]);
+        }
+        break;
+    }
+  }
+}
+
+template <class T, class R, Resolver kResolve, bool kPoll>
+Ins load_one(Warp& w, Ins i) {
+  Resolved x;
+  if (!kResolve(w, i, sizeof(T), false, x)) return i;
+  load_rows<T, R>(w, x, i->d, sizeof(T), 0);
+  if constexpr (kPoll) return poll(w, i + 1);
+  return i + 1;
+}
+template <class T, class R, Resolver kResolve>
+Ins load_vector(Warp& w, Ins i) {
+  Resolved x;
+  const uint32_t n = i->count, bytes = n * sizeof(T);
+  if (!kResolve(w, i, bytes, false, x)) return i;
+  const uint32_t d[4] = {i->d, i->b, i->c, i->e};
+  for (uint32_t k = 0; k < n; ++k)
+    if (d[k]) load_rows<T, R>(w, x, d[k], bytes, k * sizeof(T));
+  return i + 1;
+}
+template <class T, class R, Resolver kResolve>
+Ins store_one(Warp& w, Ins i) {
+  Resolved x;
+  if (!kResolve(w, i, sizeof(T), true, x)) return i;
+  store_rows<T, R>(w, x, i->b, sizeof(T), 0);
+  w.spin = 0;
+  return i + 1;
+}
+template <class T, class R, Resolver kResolve>
+Ins store_vector(Warp& w, Ins i) {
+  Resolved x;
+  const uint32_t n = i->count, bytes = n * sizeof(T);
+  if (!kResolve(w, i, bytes, true, x)) return i;
+  const uint32_t s[4] = {i->b, i->c, i->d, i->e};
+  for (uint32_t k = 0; k < n; ++k) store_rows<T, R>(w, x, s[k], bytes, k * sizeof(T));
+  w.spin = 0;
+  return i + 1;
+}
+
+template <class T, class R, Resolver kResolve>
+Handler load_form(bool vector, bool polls) {
+  if (vector) return load_vector<T, R, kResolve>;
+  return polls ? load_one<T, R, kResolve, true> : load_one<T, R, kResolve, false>;
+}
+template <class T, class R>
+Handler load_access(Access access, bool vector, bool polls) {
+  switch (access) {
+    case Access::kGlobal: return load_form<T, R, resolve_global>(vector, polls);
+    case Access::kShared32: return load_form<T, R, resolve_shared32>(vector, polls);
+    case Access::kShared64: return load_form<T, R, resolve_shared64>(vector, polls);
+    case Access::kLocal: return load_form<T, R, resolve_local>(vector, false);
+    case Access::kParam: return load_form<T, R, resolve_param>(vector, false);
+    case Access::kGeneric: return load_form<T, R, resolve_generic>(vector, polls);
+  }
+  return nullptr;
+}
+template <class T>
+Handler load_width(Access access, uint32_t width, bool vector, bool polls) {
+  switch (width) {
+    case 2: if constexpr (sizeof(T) <= 2) return load_access<T, uint16_t>(access, vector, polls); return nullptr;
+    case 4: if constexpr (sizeof(T) <= 4) return load_access<T, uint32_t>(access, vector, polls); return nullptr;
+    case 8: return load_access<T, uint64_t>(access, vector, polls);
+    default: return nullptr;
+  }
+}
+template <class T, class R>
+Handler store_access(Access access, bool vector) {
+  switch (access) {
+    case Access::kGlobal: return vector ? store_vector<T, R, resolve_global> : store_one<T, R, resolve_global>;
+    case Access::kShared32: return vector ? store_vector<T, R, resolve_shared32> : store_one<T, R, resolve_shared32>;
+    case Access::kShared64: return vector ? store_vector<T, R, resolve_shared64> : store_one<T, R, resolve_shared64>;
+    case Access::kLocal: return vector ? store_vector<T, R, resolve_local> : store_one<T, R, resolve_local>;
+    case Access::kGeneric: return vector ? store_vector<T, R, resolve_generic> : store_one<T, R, resolve_generic>;
+    case Access::kParam: return nullptr;
+  }
+  return nullptr;
+}
+template <class T>
+Handler store_width(Access access, uint32_t width, bool vector) {
+  switch (width) {
+    case 2: if constexpr (sizeof(T) <= 2) return store_access<T, uint16_t>(access, vector); return nullptr;
+    case 4: if constexpr (sizeof(T) <= 4) return store_access<T, uint32_t>(access, vector); return nullptr;
+    case 8: return store_access<T, uint64_t>(access, vector);
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+#ifdef GPUPOOL_LOADS  // this file is compiled twice per ISA level: loads, stores
+Handler load_handler(Access access, Type type, uint32_t width, bool vector, bool polls) {
+  const uint32_t bytes = ptx::bytes_of(type);
+  const bool is_signed = ptx::is_signed_integer(type);
+  switch (bytes) {
+    case 1:
+      return is_signed ? load_width<int8_t>(access, width, vector, polls)
+                       : load_width<uint8_t>(access, width, vector, polls);
+    case 2:
+      return is_signed ? load_width<int16_t>(access, width, vector, polls)
+                       : load_width<uint16_t>(access, width, vector, polls);
+    case 4:
+      return is_signed ? load_width<int32_t>(access, width, vector, polls)
+                       : load_width<uint32_t>(access, width, vector, polls);
+    case 8: return width == 8 ? load_width<uint64_t>(access, width, vector, polls) : nullptr;
+    case 16: return width == 16 ? load_access<Wide, Wide>(access, vector, polls) : nullptr;
+    default: return nullptr;
+  }
+}
+#else
+Handler store_handler(Access access, Type type, uint32_t width, bool vector) {
+  switch (ptx::bytes_of(type)) {
+    case 1: return store_width<uint8_t>(access, width, vector);
+    case 2: return store_width<uint16_t>(access, width, vector);
+    case 4: return store_width<uint32_t>(access, width, vector);
+    case 8: return width == 8 ? store_width<uint64_t>(access, width, vector) : nullptr;
+    case 16: return width == 16 ? store_access<Wide, Wide>(access, vector) : nullptr;
+    default: return nullptr;
+  }
+}
+#endif
+
+}  // namespace gpupool::simgpu::exec::GPUPOOL_ISA

@@ -1,0 +1,46 @@
+// The engine's Program: a linked program with the decoded kernels.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "simgpu/exec/code.h"
+#include "simgpu/exec/engine.h"
+#include "simgpu/ptx/builtins.h"
+#include "simgpu/ptx/program.h"
+
+namespace gpupool::simgpu::exec {
+
+class EngineProgram : public Program {
+ public:
+  EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
+                std::shared_ptr<MemorySpace> memory);
+
+  int kernel_index(std::string_view name) const override;
+  int kernel_count() const override;
+  const KernelInfo* kernel(int index, std::string* why) override;
+  std::optional<GlobalInfo> global(std::string_view name) const override;
+  std::vector<std::string> global_names() const override;
+
+  KernelCode* code(int index);  // after kernel() succeeded
+  ptx::DeviceHeap* heap() { return &heap_; }
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    bool decoded = false;
+    std::string why;
+    std::unique_ptr<KernelCode> code;
+    KernelInfo info;
+  };
+  void decode(Slot& slot, uint32_t function);
+
+  std::shared_ptr<ptx::LinkedProgram> linked_;
+  DeviceModel device_;
+  ptx::DeviceHeap heap_;
+  std::vector<std::unique_ptr<Slot>> kernels_;
+};
+
+}  // namespace gpupool::simgpu::exec

@@ -1,0 +1,170 @@
+// The warp scheduler: paths of a warp run at the lowest instruction of the deepest frame, merge where
+// they meet, and take turns when one of them spins (independent thread scheduling).
+#include "simgpu/exec/block.h"
+
+namespace gpupool::simgpu::exec {
+namespace {
+
+constexpr int64_t kSliceInstructions = 20000;
+constexpr int32_t kBackwardBranches = 4096;  // while other paths could run
+constexpr int32_t kFairQuantum = 512;
+
+bool mergeable(const Path& p) { return p.state == PathState::kRun || p.state == PathState::kSync; }
+
+void wake_sleepers(Warp& w) {
+  int64_t now = 0;
+  for (Path& p : w.paths) {
+    if (p.state != PathState::kSleep) continue;
+    if (!now) now = now_ns();
+    if (static_cast<uint64_t>(now) >= p.wake_ns) p.state = PathState::kRun;
+  }
+}
+
+void release_warp_barriers(Warp& w) {
+  for (size_t k = 0; k < w.paths.size(); ++k) {
+    if (w.paths[k].state != PathState::kWarpBarrier) continue;
+    const uint32_t need = w.paths[k].need;
+    uint32_t here = 0;
+    for (const Path& p : w.paths)
+      if (p.state == PathState::kWarpBarrier && p.need == need) here |= p.mask;
+    if (need & w.alive & ~here) continue;
+    for (Path& p : w.paths) {
+      if (p.state != PathState::kWarpBarrier || p.need != need) continue;
+      p.state = PathState::kRun;
+      ++p.ip;
+    }
+  }
+}
+
+void merge_paths(Warp& w) {
+  for (size_t a = 0; a < w.paths.size(); ++a) {
+    if (!mergeable(w.paths[a])) continue;
+    for (size_t b = a + 1; b < w.paths.size();) {
+      Path& p = w.paths[a];
+      Path& q = w.paths[b];
+      if (mergeable(q) && q.ip == p.ip && q.frame == p.frame) {
+        p.mask |= q.mask;
+        p.state = PathState::kRun;
+        p.stamp = p.stamp > q.stamp ? p.stamp : q.stamp;
+        q = w.paths.back();
+        w.paths.pop_back();
+      } else {
+        ++b;
+      }
+    }
+    Path& p = w.paths[a];
+    if (p.state == PathState::kSync && (p.need & w.alive & ~p.mask) == 0) p.state = PathState::kRun;
+  }
+}
+
+// Chooses the path to run and its limit; false: none can run.
+bool pick(Warp& w, bool fair) {
+  if (w.paths.size() == 1 && w.paths[0].state == PathState::kRun) {
+    w.current = 0;
+    w.by_quantum = false;
+    const Code& code = *w.paths[0].frame->code;
+    w.limit = code.instructions.data() + code.instructions.size();
+    w.backward_left = 1 << 30;
+    return true;
+  }
+  wake_sleepers(w);
+  release_warp_barriers(w);
+  merge_paths(w);
+  size_t best = SIZE_MAX, others = 0;
+  for (size_t k = 0; k < w.paths.size(); ++k) {
+    const Path& p = w.paths[k];
+    if (p.state != PathState::kRun) continue;
+    ++others;
+    if (best == SIZE_MAX) {
+      best = k;
+      continue;
+    }
+    const Path& q = w.paths[best];
+    if (fair) {
+      if (p.stamp < q.stamp) best = k;
+    } else if (p.frame->depth != q.frame->depth ? p.frame->depth > q.frame->depth
+                                                : p.ip < q.ip) {
+      best = k;
+    }
+  }
+  if (best == SIZE_MAX) return false;
+  w.current = best;
+  w.by_quantum = fair && others > 1;
+  const Path& chosen = w.paths[best];
+  const Code& code = *chosen.frame->code;
+  w.limit = code.instructions.data() + code.instructions.size();
+  w.backward_left = others > 1 ? (w.by_quantum ? kFairQuantum : kBackwardBranches) : 1 << 30;
+  if (!w.by_quantum)
+    for (const Path& p : w.paths)
+      if (mergeable(p) && p.frame == chosen.frame && p.ip > chosen.ip && p.ip < w.limit)
+        w.limit = p.ip;
+  return true;
+}
+
+void enter(Warp& w) {
+  Path& p = w.paths[w.current];
+  p.stamp = ++w.clock;
+  w.frame = p.frame;
+  w.rows = p.frame->rows;
+  w.mask = p.mask;
+  w.full = p.mask == p.frame->lanes;
+  w.run_start = p.ip;
+  w.event = Event::kNone;
+}
+
+bool only_syncs(const Warp& w) {
+  for (const Path& p : w.paths)
+    if (p.state == PathState::kBarrier || p.state == PathState::kSleep) return false;
+  return true;
+}
+
+}  // namespace
+
+WarpStatus run_warp(Warp& w) {
+  w.budget = kSliceInstructions;
+  bool fair = false;
+  for (;;) {
+    if (w.alive == 0) return WarpStatus::kDone;
+    if (!pick(w, fair)) {
+      if (!only_syncs(w)) return WarpStatus::kBlocked;
+      const Path& p = w.paths.front();
+      w.frame = p.frame;
+      w.mask = p.mask;
+      fault_at(w, p.ip, FaultKind::kLaunchFailed,
+               "deadlock: threads wait at a .sync instruction for threads that never arrive");
+      return WarpStatus::kFault;
+    }
+    enter(w);
+    const Instruction* ip = w.paths[w.current].ip;
+    while (ip < w.limit) ip = ip->run(w, ip);
+    switch (w.event) {
+      case Event::kNone:
+      case Event::kSlice: {
+        const int64_t n = ip - w.run_start;
+        if (n > 0) {
+          w.warp_instructions += static_cast<uint64_t>(n);
+          w.thread_instructions += static_cast<uint64_t>(n) * __builtin_popcount(w.mask);
+          w.budget -= n;
+        }
+        w.paths[w.current].ip = ip;
+        w.paths[w.current].mask = w.mask;
+        fair = w.event == Event::kSlice && w.paths.size() > 1 && w.backward_left <= 0;
+        break;
+      }
+      case Event::kPaths: fair = false; break;
+      case Event::kFault: return WarpStatus::kFault;
+    }
+    if (w.event == Event::kSlice && (w.budget <= 0 || w.spin >= kSpinLimit) && !fair)
+      return WarpStatus::kSlice;
+    if (w.budget <= 0) return WarpStatus::kSlice;
+  }
+}
+
+uint64_t wake_time(const Warp& w) {
+  uint64_t t = UINT64_MAX;
+  for (const Path& p : w.paths)
+    if (p.state == PathState::kSleep && p.wake_ns < t) t = p.wake_ns;
+  return t;
+}
+
+}  // namespace gpupool::simgpu::exec
