@@ -31,13 +31,15 @@ enum WaitFor : int {
   kWritable = 2,
 };
 
-// One thread may read while another one writes. Neither read nor write ever waits.
+// One thread may read while another one writes.
 class Carrier {
  public:
   virtual ~Carrier() = default;
 
+  // Never waits.
   virtual Moved write(const Part* parts, int count) = 0;
-  virtual Moved read(const Part* parts, int count) = 0;
+  // Waits for the first byte if `may_wait`, then never returns kBlocked.
+  virtual Moved read(const Part* parts, int count, bool may_wait) = 0;
 
   // Waits until the carrier is readable or writable, as asked for in `what` (WaitFor), at most
   // `timeout_us` microseconds (negative: without limit). Returns what it is, 0 after the time or
@@ -54,8 +56,7 @@ class Carrier {
   virtual const char* kind() const = 0;
 };
 
-// Takes a connected stream socket (unix or TCP) and owns it; sets it non-blocking and, for TCP,
-// TCP_NODELAY.
+// Takes a connected stream socket (unix or TCP) and owns it; sets TCP_NODELAY.
 std::unique_ptr<Carrier> make_socket_carrier(int fd);
 
 // Connects; null and a sentence in `why` if that fails.

@@ -34,8 +34,10 @@ class SocketCarrier final : public Carrier {
   SocketCarrier(int fd, const char* kind) : fd_(fd), kind_(kind) {}
   ~SocketCarrier() override { abandon(); }
 
-  Moved write(const Part* parts, int count) override { return move(parts, count, true); }
-  Moved read(const Part* parts, int count) override { return move(parts, count, false); }
+  Moved write(const Part* parts, int count) override { return move(parts, count, true, false); }
+  Moved read(const Part* parts, int count, bool may_wait) override {
+    return move(parts, count, false, may_wait);
+  }
 
   int wait(int what, int64_t timeout_us) override {
     pollfd entry{fd_, static_cast<short>(((what & kReadable) ? POLLIN | POLLRDHUP : 0) |
@@ -69,7 +71,7 @@ class SocketCarrier final : public Carrier {
   const char* kind() const override { return kind_; }
 
  private:
-  Moved move(const Part* parts, int count, bool outwards) {
+  Moved move(const Part* parts, int count, bool outwards, bool may_wait) {
     iovec vectors[kMaxParts];
     if (count > kMaxParts) count = kMaxParts;
     for (int i = 0; i < count; i++) vectors[i] = {parts[i].data, parts[i].bytes};
@@ -78,7 +80,7 @@ class SocketCarrier final : public Carrier {
     message.msg_iovlen = static_cast<size_t>(count);
     for (;;) {
       const ssize_t n = outwards ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
-                                 : ::recvmsg(fd_, &message, MSG_DONTWAIT);
+                                 : recvmsg(fd_, &message, may_wait ? 0 : MSG_DONTWAIT);
       if (n > 0) return {Status::kOk, static_cast<size_t>(n)};
       if (n == 0) return {outwards ? Status::kBlocked : Status::kClosed, 0};
       if (errno == EINTR) continue;
@@ -98,7 +100,7 @@ bool transfer_all(Carrier& carrier, void* data, size_t bytes, int64_t timeout_us
   auto* at = static_cast<char*>(data);
   while (bytes > 0) {
     const Part part{at, bytes};
-    const Moved moved = outwards ? carrier.write(&part, 1) : carrier.read(&part, 1);
+    const Moved moved = outwards ? carrier.write(&part, 1) : carrier.read(&part, 1, false);
     if (moved.status == Status::kClosed) return false;
     if (moved.status == Status::kOk) {
       at += moved.bytes;
@@ -127,7 +129,7 @@ std::unique_ptr<Carrier> make_socket_carrier(int fd) {
     const int on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
-  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   return std::make_unique<SocketCarrier>(fd, unix_socket ? "unix" : "tcp");
 }

@@ -115,6 +115,7 @@ CUresult retain_primary(Device* device, Context** out) {
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice ordinal) {
@@ -411,3 +412,4 @@ CUresult cuCtxDisablePeerAccess(CUcontext handle) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

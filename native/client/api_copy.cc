@@ -242,6 +242,7 @@ CUresult copy_3d(const CUDA_MEMCPY3D* copy, CUstream stream, bool synchronous) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
@@ -293,3 +294,4 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* copy, CUstream stream) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -27,6 +27,7 @@ CUresult find_device(CUdevice ordinal, Device** device) {
 #define REQUIRE_INIT() \
   if (Process::get().check() != CUDA_SUCCESS) return CUDA_ERROR_NOT_INITIALIZED;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuInit(unsigned int flags) { return Process::get().init(flags); }
@@ -201,3 +202,4 @@ CUresult cuProfilerStop(void) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -257,6 +257,7 @@ CUresult cluster_question(Operation operation, int* out, CUfunction handle,
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -355,3 +356,4 @@ CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction function,
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -124,6 +124,7 @@ using namespace gpupool::client;  // NOLINT
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuLinkCreate_v2(unsigned int count, CUjit_option* options, void** values,
@@ -188,3 +189,4 @@ CUresult cuLinkDestroy(CUlinkState state) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -72,6 +72,7 @@ CUresult allocate_host(Context* context, void** out, size_t bytes, unsigned flag
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -294,3 +295,4 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -111,6 +111,7 @@ CUresult set_attribute(Context* context, Function* function, CUfunction_attribut
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
@@ -548,3 +549,4 @@ CUresult cuFuncLoad(CUfunction handle) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

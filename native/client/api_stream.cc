@@ -58,6 +58,7 @@ CUresult ask(Context* context, Operation operation, wire::Handle handle) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 CUresult cuStreamCreate(CUstream* out, unsigned int flags) { return create_stream(out, flags, 0); }
@@ -225,3 +226,4 @@ CUresult cuEventQuery(CUevent handle) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -25,22 +25,8 @@ using wire::FrameReader;
 
 namespace {
 
-constexpr int kMaxSpinUs = 50;
-constexpr int kMinSpinUs = 2;
 constexpr long kFlushDelayNs = 30'000;  // age of a batch's first command before it is sent
 constexpr int kIdleRounds = 30;         // of the flusher without work before it sleeps for good
-
-int64_t now_us() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
-}
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 }  // namespace
 
@@ -249,14 +235,9 @@ CUresult Channel::wait(PendingCall* call) {
 }
 
 bool Channel::read_frames(const std::atomic<bool>* until) {
-  int64_t spin_end = 0;
-  for (;;) {
-    if (until != nullptr && until->load(std::memory_order_relaxed)) {
-      if (spin_end != 0) spin_us_ = std::min(kMaxSpinUs, spin_us_ * 2);
-      return true;
-    }
+  while (until == nullptr || !until->load(std::memory_order_relaxed)) {
     if (lost()) return false;
-    switch (reader_.next()) {
+    switch (reader_.next(until != nullptr)) {
       case FrameReader::Result::kFrame:
         if (!take_frame()) return false;
         continue;
@@ -265,19 +246,10 @@ bool Channel::read_frames(const std::atomic<bool>* until) {
       case FrameReader::Result::kClosed:
         return lose("the worker or the broker has ended");
       case FrameReader::Result::kBlocked:
-        break;
+        return true;
     }
-    if (until == nullptr) return true;
-    const int64_t now = now_us();
-    if (spin_end == 0) spin_end = now + spin_us_;
-    if (now < spin_end) {
-      pause_cpu();
-      continue;
-    }
-    // It takes longer: a call that waits for the device should not burn the processor.
-    spin_us_ = std::max(kMinSpinUs, spin_us_ - 2);
-    carrier_->wait(carriers::kReadable, -1);
   }
+  return true;
 }
 
 bool Channel::take_frame() {
@@ -313,12 +285,8 @@ bool Channel::take_frame() {
 
 bool Channel::read_bulk(uint8_t* to, uint64_t bytes) {
   while (bytes > 0) {
-    const carriers::Moved moved = reader_.read_bulk(to, bytes);
-    if (moved.status == Status::kClosed) return lose("the worker ended in the middle of a copy");
-    if (moved.status == Status::kBlocked) {
-      carrier_->wait(carriers::kReadable, -1);
-      continue;
-    }
+    const carriers::Moved moved = reader_.read_bulk(to, bytes, true);
+    if (moved.status != Status::kOk) return lose("the worker ended in the middle of a copy");
     to += moved.bytes;
     bytes -= moved.bytes;
   }

@@ -163,7 +163,6 @@ class Channel {
 
   wire::FrameReader reader_;  // of the thread that reads
   std::atomic<uint64_t> taken_sequence_{0};
-  int spin_us_ = 30;
 };
 
 uint32_t thread_index();  // number of the calling thread on the wire, from 1

@@ -12,7 +12,7 @@ namespace {
 using carriers::Part;
 
 constexpr uint64_t kSegmentBytes = 512 * 1024;  // small enough that the worker can start early
-constexpr uint64_t kFrameBulkBytes = wire::kMaxBulkSegments / 2 * kSegmentBytes;  // below the credit
+constexpr uint64_t kFrameBulkBytes = 2 * kSegmentBytes;  // so that the credit is granted steadily
 constexpr uint64_t kInlineBytes = 4096;  // below it, copying into the batch beats another segment
 
 int split(uint8_t* at, uint64_t bytes, Part* parts) {

@@ -38,7 +38,7 @@ bool FrameReader::parse_header() {
   return true;
 }
 
-FrameReader::Result FrameReader::next() {
+FrameReader::Result FrameReader::next(bool may_wait) {
   if (!reason_.empty()) return Result::kBad;
   if (bulk_left_ != 0) return bad("bulk data was not taken");
   for (;;) {
@@ -81,14 +81,14 @@ FrameReader::Result FrameReader::next() {
     const size_t useful = needed - there + kReadAhead;
     if (room > useful) room = useful;
     const Part part{buffer_.get() + end_, room};
-    const Moved moved = carrier_.read(&part, 1);
+    const Moved moved = carrier_.read(&part, 1, may_wait);
     if (moved.status == Status::kBlocked) return Result::kBlocked;
     if (moved.status == Status::kClosed) return Result::kClosed;
     end_ += moved.bytes;
   }
 }
 
-Moved FrameReader::read_bulk(void* to, size_t bytes) {
+Moved FrameReader::read_bulk(void* to, size_t bytes, bool may_wait) {
   if (bytes > bulk_left_) bytes = static_cast<size_t>(bulk_left_);
   if (bytes == 0) return {Status::kBlocked, 0};
   const size_t there = end_ - begin_;
@@ -102,7 +102,7 @@ Moved FrameReader::read_bulk(void* to, size_t bytes) {
     return {Status::kOk, bytes};
   }
   const Part part{to, bytes};
-  const Moved moved = carrier_.read(&part, 1);
+  const Moved moved = carrier_.read(&part, 1, may_wait);
   if (moved.status == Status::kOk) {
     bulk_left_ -= moved.bytes;
     received_ += moved.bytes;

@@ -23,7 +23,8 @@ class FrameReader {
 
   FrameReader(carriers::Carrier& carrier, uint32_t epoch);
 
-  Result next();
+  // With `may_wait`, never kBlocked.
+  Result next(bool may_wait);
 
   const FrameHeader& header() const { return header_; }
   const uint32_t* segments() const { return segments_; }
@@ -32,8 +33,8 @@ class FrameReader {
 
   // Bulk bytes of the current frame that were not read yet, over all its segments.
   uint64_t bulk_left() const { return bulk_left_; }
-  // Reads bulk bytes, as many as there are, without waiting. `bytes` at most bulk_left().
-  carriers::Moved read_bulk(void* to, size_t bytes);
+  // Reads bulk bytes, as many as there are. `bytes` at most bulk_left().
+  carriers::Moved read_bulk(void* to, size_t bytes, bool may_wait);
 
   uint64_t sequence() const { return sequence_; }      // of the last frame
   uint64_t received() const { return received_; }      // bytes of all frames, bulk as it is read

@@ -31,6 +31,7 @@ class Memory {
   bool forget(uint64_t address);
   void release(uint64_t address);
   std::vector<uint64_t> of_context(uint32_t context) const;
+  void trim() { drop_spare(); }  // gives back what is only kept for later
 
   // True if [address, address + bytes) lies in one live allocation or in a module's variable.
   bool contains(uint64_t address, uint64_t bytes) const;

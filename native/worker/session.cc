@@ -2,7 +2,6 @@
 #include "worker/session.h"
 
 #include <string.h>
-#include <time.h>
 
 #include <algorithm>
 
@@ -16,18 +15,6 @@ using carriers::Status;
 using wire::FrameKind;
 using wire::FrameReader;
 using wire::Operation;
-
-namespace {
-
-constexpr int kMaxSpinUs = 40, kMinSpinUs = 2;
-
-int64_t now_us() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
-}
-
-}  // namespace
 
 bool is_sticky(CUresult error) {
   switch (error) {
@@ -71,13 +58,9 @@ SessionState::~SessionState() {
 // ---- The reader -------------------------------------------------------------------------------
 
 SessionOutcome SessionState::run() {
-  int spin_us = kMaxSpinUs;
-  int64_t spin_end = 0;
   for (;;) {
-    switch (reader_.next()) {
+    switch (reader_.next(pending_frees_.empty())) {
       case FrameReader::Result::kFrame:
-        if (spin_end != 0) spin_us = std::min(kMaxSpinUs, spin_us * 2);
-        spin_end = 0;
         if (!take_frame()) {
           if (refused_.empty()) return {SessionEnd::kClientGone, "the client closed the connection"};
           return {SessionEnd::kProtocolError, refused_};
@@ -92,17 +75,8 @@ SessionOutcome SessionState::run() {
       case FrameReader::Result::kBlocked:
         break;
     }
-    const int64_t now = now_us();
-    if (spin_end == 0) spin_end = now + spin_us;
-    if (now < spin_end) {
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-      continue;
-    }
-    spin_us = std::max(kMinSpinUs, spin_us - 4);
-    if (!pending_frees_.empty()) free_ready(false);
-    carrier_->wait(carriers::kReadable, pending_frees_.empty() ? -1 : 2000);
+    free_ready(false);
+    if (!pending_frees_.empty()) carrier_->wait(carriers::kReadable, 2000);
   }
 }
 
@@ -200,17 +174,9 @@ bool SessionState::execute(const Command& command) {
 
 bool SessionState::read_bulk(void* to, uint64_t bytes) {
   auto* at = static_cast<uint8_t*>(to);
-  int64_t spin_end = 0;
   while (bytes > 0) {
-    const carriers::Moved moved = reader_.read_bulk(at, bytes);
-    if (moved.status == Status::kClosed) return false;
-    if (moved.status == Status::kBlocked) {
-      const int64_t now = now_us();
-      if (spin_end == 0) spin_end = now + kMaxSpinUs;
-      if (now >= spin_end) carrier_->wait(carriers::kReadable, -1);
-      continue;
-    }
-    spin_end = 0;
+    const carriers::Moved moved = reader_.read_bulk(at, bytes, true);
+    if (moved.status != Status::kOk) return false;
     at += moved.bytes;
     bytes -= moved.bytes;
   }
@@ -474,6 +440,7 @@ void SessionState::destroy_context(Context* context) {
     memory_.forget(address);
     memory_.release(address);
   }
+  memory_.trim();
   if (!context->primary) {
     table.cuCtxDestroy_v2(context->driver);
   } else if (broken && table.cuDevicePrimaryCtxReset_v2 != nullptr) {
