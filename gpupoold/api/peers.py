@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -38,53 +39,84 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
     return uid & 0xFFFFFFFF, pid
 
 
-def claim(path: str) -> socket.socket:
-    """Listens on a public socket; takes over one that nobody listens on.
+class Claim:
+    """A public socket that is ours: held by a lock on a file beside it."""
 
-    Raises SocketError when another process listens there, or when it cannot be made.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        listener.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103  (everybody may connect; the kernel says who)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-        return listener
-    except SocketError:
-        listener.close()
-        raise
-    except OSError as error:
-        listener.close()
-        raise SocketError(f"socket: {path} cannot be made: {error.strerror}") from None
+    def __init__(self, path: str) -> None:
+        """Listens on `path`; takes over a socket that nobody listens on.
 
-
-def _remove_stale(path: str) -> None:
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise SocketError(f"socket: {path} is in the way and is not a socket; remove it")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(2)
+        Raises SocketError when another process has it, or when it cannot be made.
+        """
+        self.path = path
+        self._lock = self._take_lock()
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            LOG.info("took over the socket %s that an earlier gpupoold left", path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            return
+            self._remove_stale()
+            self.socket.bind(path)
+            os.chmod(path, 0o666)  # noqa: S103  (everybody may connect; the kernel says who)
+            self.socket.listen(BACKLOG)
+            self.socket.setblocking(False)
+        except BaseException as error:
+            self.socket.close()
+            os.close(self._lock)
+            if isinstance(error, OSError):
+                raise SocketError(
+                    f"socket: {path} cannot be made: {error.strerror or error}"
+                ) from None
+            raise
+
+    def _take_lock(self) -> int:
+        name = self.path + ".lock"
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SocketError(f"socket: {name} cannot be made: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise SocketError(self._in_use()) from None
+        return fd
+
+    def _in_use(self) -> str:
+        """Says who has it, as far as can be known."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2)
+            try:
+                probe.connect(self.path)
+                who = f"process {credentials(probe)[1]}"
+            except OSError:
+                who = "a process that is starting or ending"
+        return f"socket: {self.path} is in use by {who}: another gpupoold runs with this run_dir"
+
+    def _remove_stale(self) -> None:
+        try:
+            mode = os.lstat(self.path).st_mode
         except FileNotFoundError:
             return
-        except (TimeoutError, BlockingIOError):
-            raise SocketError(
-                f"socket: {path} is in use by a process that does not answer"
-            ) from None
-        _, pid = credentials(probe)
-        raise SocketError(
-            f"socket: {path} is in use by process {pid}: another gpupoold runs with this run_dir"
-        )
+        if not stat.S_ISSOCK(mode):
+            raise SocketError(f"socket: {self.path} is in the way and is not a socket; remove it")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2)
+            try:
+                probe.connect(self.path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                LOG.info("took over the socket %s that an earlier gpupoold left", self.path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
+                return
+            except OSError:
+                pass  # somebody listens and does not keep up
+        # Without our lock: another program, or somebody removed the lock's file.
+        raise SocketError(self._in_use())
+
+    def close(self, *, remove: bool = True) -> None:
+        """Gives it up; without `remove` as a process that is killed does."""
+        self.socket.close()
+        if remove:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+        os.close(self._lock)
 
 
 class PeerGate:

@@ -55,7 +55,7 @@ def serve(arguments: list[str]) -> None:
 
     # The heavy parts are loaded when the configuration is known to be good.
     import gpupoold
-    from gpupoold.api.peers import claim
+    from gpupoold.api.peers import Claim
     from gpupoold.api.server import ApiServer
     from gpupoold.gpus import Driver
     from gpupoold.pool import Pool
@@ -70,11 +70,11 @@ def serve(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, on_signal)
 
     _make_directory(settings.run_dir, 0o755)
-    listener = claim(settings.api_socket)
-    _make_directory(settings.private_dir, 0o700)
+    claim = Claim(settings.api_socket)
     store = Store(settings.database, settings.event_limit)
     driver = Driver(settings.driver_directory)
     try:
+        _make_directory(settings.private_dir, 0o700)
         store.open()
         driver.open()
         pool = Pool(settings, store, driver)
@@ -82,7 +82,7 @@ def serve(arguments: list[str]) -> None:
             pool.start()
         except OSError as error:
             raise StateError(f"state: {error.filename}: {error.strerror}") from None
-        api = ApiServer(settings, pool, listener)
+        api = ApiServer(settings, pool, claim.socket)
         api.start()
         LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)
         _notify("READY=1")
@@ -91,12 +91,8 @@ def serve(arguments: list[str]) -> None:
         LOG.info("gpupoold ends; running programs go on")
         api.stop()
         pool.stop()
-        os.unlink(settings.api_socket)
-    except StartError:
-        os.unlink(settings.api_socket)
-        raise
     finally:
-        listener.close()
+        claim.close()
         driver.close()
         store.close()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import gpupoold
 from gpupoold import errors, paths
 from gpupoold.api import gpupool_pb2 as pb
 from gpupoold.api import gpupool_pb2_grpc as pb_grpc
-from gpupoold.api.peers import claim
+from gpupoold.api.peers import Claim
 from gpupoold.api.server import ApiServer
 from gpupoold.cli.main import cli, main
 from gpupoold.errors import SocketError
@@ -39,16 +41,15 @@ class Served(Host):
 
     def __init__(self, root: Path, **options: str) -> None:
         super().__init__(root, **options)
-        listener = claim(self.settings.api_socket)
+        self.claim = Claim(self.settings.api_socket)
         os.makedirs(self.settings.private_dir, 0o700)
-        self.listener = listener
-        self.api = ApiServer(self.settings, self.pool, listener)
+        self.api = ApiServer(self.settings, self.pool, self.claim.socket)
         self.api.start()
         self.address = f"unix:{self.settings.api_socket}"
 
     def stop(self) -> None:
         self.api.stop()
-        self.listener.close()
+        self.claim.close()
         super().stop()
 
     def ctl(self, *arguments: str, **keywords) -> subprocess.CompletedProcess[str]:
@@ -74,6 +75,18 @@ def served(root):
     yield made
     made.stop()
     made.broker.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A host with the slice "a", for tests that change nothing."""
+    root = Path(tempfile.mkdtemp(prefix="gp-", dir="/tmp"))
+    made = Served(root)
+    made.json("slice", "create", "--name", "a", "--compute", "25", "--memory", "4096")
+    yield made
+    made.stop()
+    made.broker.close()
+    shutil.rmtree(root)
 
 
 def test_what_every_command_prints_as_json(served):
@@ -196,17 +209,15 @@ def test_tables_for_people(served):
         (["--connect", "unix:/nowhere/x.sock", "gpu", "list"], 6, "no such socket"),
     ],
 )  # fmt: skip
-def test_errors_and_their_exit_status(served, arguments, status, words):
-    served.json("slice", "create", "--name", "a", "--compute", "25", "--memory", "4096")
-    done = served.ctl(*arguments)
+def test_errors_and_their_exit_status(shared, arguments, status, words):
+    done = shared.ctl(*arguments)
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
     assert words in done.stderr and "Traceback" not in done.stderr
-    assert [view.piece.name for view in served.pool.slices(served_caller())] == ["a"]
+    assert [view.piece.name for view in shared.pool.slices(served_caller())] == ["a"]
 
 
 def test_a_socket_that_nobody_serves(root):
-    listener = claim(str(root / "x.sock"))
-    listener.close()
+    Claim(str(root / "x.sock")).close(remove=False)
     done = subprocess.run(
         [sys.executable, "-m", "gpupoold.cmd.ctl", "--connect", f"unix:{root}/x.sock", "gpu",
          "list"], capture_output=True, text=True, cwd="/",
@@ -448,20 +459,28 @@ def test_a_user_with_too_many_connections_is_refused_and_others_are_not(root):
 
 def test_sockets_are_claimed_once(root):
     path = str(root / "x.sock")
-    first = claim(path)
+    first = Claim(path)
     with pytest.raises(SocketError, match=f"in use by process {os.getpid()}"):
-        claim(path)
-    first.close()  # as a killed daemon leaves it
-    second = claim(path)
+        Claim(path)
+    os.unlink(path)  # even then there is one owner
+    with pytest.raises(SocketError, match="in use by a process that is starting or ending"):
+        Claim(path)
+    first.close()
+    second = Claim(path)
+    second.close(remove=False)  # as a killed daemon leaves it
+    third = Claim(path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
-    second.close()
-    os.unlink(path)
+    os.unlink(path + ".lock")
+    with pytest.raises(SocketError, match="in use by process"):
+        Claim(path)
+    third.close()
+    assert not os.path.exists(path)
     Path(path).write_text("precious")
     with pytest.raises(SocketError, match="not a socket"):
-        claim(path)
+        Claim(path)
     assert Path(path).read_text() == "precious"
     with pytest.raises(SocketError, match="cannot be made"):
-        claim(str(root / "nothere" / "x.sock"))
+        Claim(str(root / "nothere" / "x.sock"))
 
 
 def test_the_coverage_is_shown(root, monkeypatch):
