@@ -105,7 +105,7 @@ Session* serving = nullptr;
 
 void on_terminate(int) { serving->stop(); }
 
-[[noreturn]] void serve(const Options& options, Driver& driver, int ordinal, Message& message) {
+[[noreturn]] void serve(Driver& driver, int ordinal, Message& message) {
   AssignPayload payload;
   if (message.header.kind != static_cast<uint32_t>(MessageKind::kAssign) || message.fd < 0 ||
       message.payload.size() != sizeof payload) {
@@ -173,5 +173,5 @@ int main(int argc, char** argv) {
   if (receive_message(kChannelFd, &message, true) != ReceiveStatus::kMessage) {
     _exit(0);  // the broker is gone, or has no need of this worker
   }
-  serve(options, *driver, ordinal, message);
+  serve(*driver, ordinal, message);
 }
