@@ -177,8 +177,8 @@ def show(cli: Cli, name: str) -> None:
 def resize(cli: Cli, name: str, compute: int | None, memory: int | None) -> None:
     """Change a slice's size; programs that run go on.
 
-    Memory shrinks at most to what is in use. A program that runs sees the new memory size where it
-    asks for free memory; its device's total memory stays as it was when it started.
+    Memory shrinks at most to what is in use, and at once. A slice that grows is larger for programs
+    that start afterwards; a running program's device keeps its total.
     """
     from gpupoold.api import gpupool_pb2 as pb
 

@@ -88,16 +88,20 @@ def test_a_slice_that_is_in_use(pool: Pool, compiler: Compiler) -> None:
         program.wait(timeout=60)
 
 
-def test_a_slice_grows_while_its_program_runs(pool: Pool, compiler: Compiler) -> None:
+def test_a_slice_that_grows_is_larger_for_later_programs(pool: Pool, compiler: Compiler) -> None:
+    """A running program's device keeps the size that it had at the program's start."""
     memory = str(compiler.driver("memory"))
-    with pool.started("main", [memory, "alloc", "5000", "wait", "alloc", "5000"]) as program:
+    with pool.started("main", [memory, "alloc", "4000", "wait", "info"]) as program:
         assert program.stdout is not None and program.stdin is not None
-        assert program.stdout.readline() == "alloc 5000: 2\n"
+        assert program.stdout.readline() == "alloc 4000: 0\n"
         assert program.stdout.readline() == "waiting\n"
         pool.ctl("slice", "resize", "main", "--memory", "6000", check=True)
+        later = pool.run("main", [memory, "alloc", "2100", "alloc", "1900", "info"])
+        assert later.stdout.splitlines()[:2] == ["alloc 2100: 2", "alloc 1900: 0"], later.stderr
+        assert later.stdout.splitlines()[2].endswith(f"total {6000 << 20}")
         program.stdin.write("\n")
         program.stdin.flush()
-        assert program.stdout.readline() == "alloc 5000: 0\n"
+        assert program.stdout.readline().endswith(f"total {4096 << 20}\n")
         program.wait(timeout=60)
 
 
@@ -161,7 +165,7 @@ def test_a_program_needs_no_root(pool: Pool, compiler: Compiler, nobody: dict) -
     temporary = pool.ctl(
         "run", "--compute", "1", "--memory", "64", "--", memory, "alloc", "32", "touch", **nobody
     )
-    assert (temporary.returncode, temporary.stdout) == (0, "alloc 32: 0\ntouched\n")
+    assert (temporary.returncode, temporary.stdout) == (0, "alloc 32: 0\ntouched\nok\n")
     refused = pool.ctl("run", "--slice", "main", "--", memory, "info", **nobody)
     assert refused.returncode == 7, refused.stderr
     assert pool.ctl("session", "list", **nobody).stdout == "there are no sessions\n"
