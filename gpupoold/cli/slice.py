@@ -178,7 +178,7 @@ def resize(cli: Cli, name: str, compute: int | None, memory: int | None) -> None
     """Change a slice's size; programs that run go on.
 
     Memory shrinks at most to what is in use, and at once. A slice that grows is larger for programs
-    that start afterwards; a running program's device keeps its total.
+    that start afterwards.
     """
     from gpupoold.api import gpupool_pb2 as pb
 
