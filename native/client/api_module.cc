@@ -53,6 +53,10 @@ CUresult load(Context* context, const frontdoor::Image& image, const JitOptions&
   if (result != CUDA_SUCCESS) return result;
   Module* module;
   result = load_module(context, code, options, nullptr, &module);
+  if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && take_ptx_instead(context->device, *code)) {
+    result = make_code(image, *context->device, &code);
+    if (result == CUDA_SUCCESS) result = load_module(context, code, options, nullptr, &module);
+  }
   if (result == CUDA_SUCCESS) *out = reinterpret_cast<CUmodule>(module->handle);
   return result;
 }

@@ -98,9 +98,12 @@ CUresult make_code(const frontdoor::Image& image, const Device& device,
   frontdoor::Selection selection;
   selection.major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   selection.minor = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  selection.cubin = !device.ptx_only;
   for (const auto& part : image.parts) {
     const frontdoor::Candidate* best = nullptr;
     CUresult result = frontdoor::select(part, selection, &best);
+    // Of a program in parts those that fit are linked: the device runtime's may be for other cards.
+    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && image.parts.size() > 1) continue;
     if (result != CUDA_SUCCESS) return result;
     Code::Piece piece;
     piece.ptx = best->kind == frontdoor::CodeKind::kPtx;
@@ -122,6 +125,13 @@ CUresult make_code(const frontdoor::Image& image, const Device& device,
   }
   *out = std::move(code);
   return CUDA_SUCCESS;
+}
+
+bool take_ptx_instead(Device* device, const Code& code) {
+  const bool machine_code = std::any_of(code.pieces.begin(), code.pieces.end(),
+                                        [](const Code::Piece& piece) { return !piece.ptx; });
+  if (machine_code) device->ptx_only = true;
+  return machine_code;
 }
 
 // ---- Modules ----------------------------------------------------------------------------------
@@ -347,6 +357,13 @@ CUresult library_module(Library* library, Context* context, Module** out) {
   CUresult result = library_code(library, *context->device, &code);
   if (result != CUDA_SUCCESS) return result;
   result = load_module(context, code, library->options, library, out);
+  if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && take_ptx_instead(context->device, *code)) {
+    library->code.erase(context->device->ordinal);
+    result = library_code(library, *context->device, &code);
+    if (result == CUDA_SUCCESS) {
+      result = load_module(context, code, library->options, library, out);
+    }
+  }
   if (result == CUDA_SUCCESS) library->modules[context] = *out;
   return result;
 }

@@ -42,6 +42,9 @@ struct Code {
   bool info_known = false;  // false: only the driver can say what is in it
 };
 CUresult make_code(const frontdoor::Image& image, const Device& device, std::shared_ptr<Code>* out);
+// After the driver said "no binary" to machine code that was made for the device (a simulated one
+// can't execute it): true if make_code should be asked again.
+bool take_ptx_instead(Device* device, const Code& code);
 
 struct Module : Object {
   std::shared_ptr<Code> code;

@@ -67,6 +67,8 @@ struct Device final : ChannelEvents {
   Context* primary = nullptr;
   unsigned primary_count = 0;
   unsigned primary_flags = 0;
+  // Its driver refused machine code that was made for it: it takes PTX only.
+  std::atomic<bool> ptx_only{false};
 
   int attribute(int which) const { return snapshot.attributes[which]; }
   bool next_arena();  // gives the arena back and reserves another one; false: none is left
