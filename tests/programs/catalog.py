@@ -83,7 +83,12 @@ DRIVER_PROGRAMS = [
 PYTHON_PROGRAMS = [
     Program("bindings_nvrtc", "python", needs=("cuda.bindings", "numpy")),
     Program("numba_kernels", "python", needs=("numba", "numba_cuda")),
-    Program("cupy_arrays", "python", needs=("cupy",), environment={"CUPY_COMPILE_WITH_PTX": "1"}),
+    Program(
+        "cupy_arrays",
+        "python",
+        needs=("cupy",),
+        environment={"CUPY_COMPILE_WITH_PTX": "1", "CUPY_ACCELERATORS": ""},
+    ),
 ]
 
 # Built from source, some minutes: only where it is installed or the long tests run.
