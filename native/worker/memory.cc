@@ -42,6 +42,14 @@ bool Memory::reserve(int device, uint64_t base, uint64_t bytes) {
   return true;
 }
 
+void Memory::close() {
+  if (arena_bytes_ == 0 || !allocations_.empty()) return;
+  drop_spare();
+  if (driver_.cuMemAddressFree != nullptr) driver_.cuMemAddressFree(arena_base_, arena_bytes_);
+  arena_bytes_ = 0;
+  free_.clear();
+}
+
 bool Memory::take_addresses(uint64_t bytes, uint64_t* base) {
   for (auto at = free_.begin(); at != free_.end(); ++at) {
     if (at->second < bytes) continue;

@@ -18,6 +18,8 @@ class Memory {
  public:
   Memory(const DriverTable& driver, MemoryAccount& account) : driver_(driver), account_(account) {}
 
+  // Gives the arena back: after the last allocation and context.
+  void close();
   // Reserves the arena; false: these addresses are not free here.
   bool reserve(int device, uint64_t base, uint64_t bytes);
   bool reserved() const { return arena_bytes_ != 0; }

@@ -51,8 +51,9 @@ SessionState::~SessionState() {
   carrier_->shutdown();  // waiter threads that send come back
   waiters_.stop();
   std::vector<Context*> open;
-  for (auto& [id, context] : contexts_by_id_) open.push_back(context);
+  contexts.for_each([&](wire::Handle, Context& context) { open.push_back(&context); });
   for (Context* context : open) destroy_context(context);
+  memory_.close();
 }
 
 // ---- The reader -------------------------------------------------------------------------------

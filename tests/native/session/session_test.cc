@@ -1,0 +1,268 @@
+// Sessions: what they do right, and what they do with what a hostile client sends.
+#include "session_fixture.h"
+
+#include <random>
+
+namespace gpupool::test {
+namespace {
+
+using wire::Encoder;
+using wire::Operation;
+
+TEST(Session, CopiesThereAndBack) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  constexpr uint64_t kBytes = 3'000'017;
+  uint64_t address = 0;
+  ASSERT_EQ(served.allocate(kBytes, &address), CUDA_SUCCESS);
+  EXPECT_GE(address, kArenaBase);
+  EXPECT_LT(address, kArenaBase + kArenaBytes);
+  std::vector<uint8_t> data(kBytes);
+  for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<uint8_t>(i * 7 + i / 999);
+  std::vector<carriers::Part> parts;
+  for (size_t at = 0; at < data.size(); at += 1 << 20) {
+    parts.push_back({data.data() + at, std::min<size_t>(1 << 20, data.size() - at)});
+  }
+  const wire::CopyToDevice to{address, kBytes, 0, 0, {1, 0}, 0, 0};
+  served.add(Operation::kMemcpyHtoDAsyncV2, sizeof to, false, [&](Encoder& e) { e.put(to); },
+             static_cast<int>(parts.size()));
+  ASSERT_TRUE(served.send(parts));
+  const wire::CopyFromDevice from{address, kBytes, 0, 0, {1, 0}, 0};
+  const uint64_t call =
+      served.add(Operation::kMemcpyDtoHAsyncV2, sizeof from, true, [&](Encoder& e) { e.put(from); });
+  ASSERT_TRUE(served.send());
+  Reply reply;
+  ASSERT_TRUE(served.wait(call, &reply));
+  EXPECT_EQ(reply.status, CUDA_SUCCESS);
+  EXPECT_EQ(reply.bulk, data);
+  EXPECT_TRUE(served.events.empty());
+}
+
+TEST(Session, CopiesRows) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  uint64_t address = 0;
+  ASSERT_EQ(served.allocate(100 * 64, &address), CUDA_SUCCESS);
+  std::vector<uint8_t> packed(100 * 24);
+  for (size_t i = 0; i < packed.size(); i++) packed[i] = static_cast<uint8_t>(i ^ (i >> 5));
+  const wire::CopyToDevice to{address, packed.size(), 64, 24, {1, 0}, wire::kCopyInline, 0};
+  served.add(Operation::kMemcpyHtoDAsyncV2, sizeof to + packed.size(), false, [&](Encoder& e) {
+    e.put(to);
+    e.raw(packed.data(), packed.size());
+  });
+  const wire::CopyFromDevice from{address, packed.size(), 64, 24, {1, 0}, 0};
+  const uint64_t call =
+      served.add(Operation::kMemcpyDtoHAsyncV2, sizeof from, true, [&](Encoder& e) { e.put(from); });
+  ASSERT_TRUE(served.send());
+  Reply reply;
+  ASSERT_TRUE(served.wait(call, &reply));
+  EXPECT_EQ(reply.status, CUDA_SUCCESS);
+  EXPECT_EQ(reply.bulk, packed);
+}
+
+TEST(Session, ChargesBeforeItAllocatesAndGivesBack) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  uint64_t first = 0, second = 0;
+  EXPECT_EQ(served.allocate(kMemory + 1, &first), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(served.allocate(1ull << 60, &first), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(served.allocate(kMemory, &first), CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), kMemory);
+  EXPECT_EQ(served.allocate(1, &second), CUDA_ERROR_OUT_OF_MEMORY);
+  served.add(Operation::kMemFreeV2, 8, false, [&](Encoder& e) { e.scalar(first); });
+  EXPECT_EQ(served.allocate(kMemory, &second), CUDA_SUCCESS);
+  EXPECT_EQ(served.end().end, worker::SessionEnd::kClientGone);
+  EXPECT_EQ(served.account.used.load(), 0u);
+}
+
+TEST(Session, SmallAllocationsShareMemoryAndDoNotOverlap) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  std::map<uint64_t, uint64_t> ranges;
+  std::mt19937 random(5);
+  for (int i = 0; i < 300; i++) {
+    const uint64_t bytes = 1 + random() % 20000;
+    uint64_t address = 0;
+    ASSERT_EQ(served.allocate(bytes, &address), CUDA_SUCCESS);
+    EXPECT_EQ(address % 256, 0u);
+    const auto next = ranges.upper_bound(address);
+    if (next != ranges.end()) {
+      EXPECT_LE(address + bytes, next->first);
+    }
+    if (next != ranges.begin()) {
+      const auto before = std::prev(next);
+      EXPECT_LE(before->first + before->second, address);
+    }
+    ranges[address] = bytes;
+    if (i % 3 == 2) {
+      const auto victim = std::next(ranges.begin(), static_cast<long>(random() % ranges.size()));
+      served.add(Operation::kMemFreeV2, 8, false, [&](Encoder& e) { e.scalar(victim->first); });
+      ranges.erase(victim);
+    }
+  }
+  EXPECT_LE(served.account.used.load(), 16u << 20);
+  served.end();
+  EXPECT_EQ(served.account.used.load(), 0u);
+}
+
+TEST(Session, UnknownOperationsAreNotSupportedAndNothingElse) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  const uint64_t call = served.add(uint16_t{0x7123}, 16, true, [](Encoder& e) {
+    e.scalar(1);
+    e.scalar(2);
+  });
+  ASSERT_TRUE(served.send());
+  Reply reply;
+  ASSERT_TRUE(served.wait(call, &reply));
+  EXPECT_EQ(reply.status, CUDA_ERROR_NOT_SUPPORTED);
+  // One with bulk data that is not answered: told as an event, its data skipped.
+  std::vector<uint8_t> data(700'000, 5);
+  served.add(uint16_t{0x7123}, 0, false, [](Encoder&) {}, 1);
+  ASSERT_TRUE(served.send({{data.data(), data.size()}}));
+  EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
+  ASSERT_EQ(served.events.size(), 1u);
+  EXPECT_EQ(served.events[0].kind, wire::EventKind::kAsyncError);
+  uint64_t word;
+  memcpy(&word, served.events[0].body.data(), 8);
+  EXPECT_EQ(word, static_cast<uint64_t>(CUDA_ERROR_NOT_SUPPORTED) | uint64_t{0x7123} << 32);
+}
+
+TEST(Session, EveryHandleAndRangeIsChecked) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  uint64_t address = 0;
+  ASSERT_EQ(served.allocate(4096, &address), CUDA_SUCCESS);
+  auto result_of = [&](Operation operation, size_t bytes, auto&& fill, uint32_t context = 1) {
+    const uint64_t call = served.add(operation, bytes, true, fill, 0, context);
+    Reply reply;
+    EXPECT_TRUE(served.send());
+    EXPECT_TRUE(served.wait(call, &reply)) << served.refusal;
+    return reply.status;
+  };
+  auto read = [&](uint64_t from, uint64_t bytes, uint64_t pitch, uint64_t width) {
+    const wire::CopyFromDevice body{from, bytes, pitch, width, {1, 0}, 0};
+    return result_of(Operation::kMemcpyDtoHAsyncV2, sizeof body, [&](Encoder& e) { e.put(body); });
+  };
+  EXPECT_EQ(read(address, 4096, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(read(address, 4097, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(address - 1, 1, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(address, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(address, ~0ull, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(0, 1, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(reinterpret_cast<uint64_t>(&served), 8, 0, 0), CUDA_ERROR_INVALID_VALUE)
+      << "the worker's own memory";
+  EXPECT_EQ(read(address, 128, 64, 64), CUDA_SUCCESS);
+  EXPECT_EQ(read(address, 128, 63, 64), CUDA_ERROR_INVALID_VALUE) << "rows that overlap";
+  EXPECT_EQ(read(address, 128, 4096, 64), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(address, 1 << 20, ~0ull / 2, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(address, 100, 64, 64), CUDA_ERROR_INVALID_VALUE) << "half a row";
+
+  const wire::Handle stale{5, 9};
+  EXPECT_EQ(result_of(Operation::kStreamSynchronize, 8, [&](Encoder& e) { e.handle(stale); }),
+            CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(result_of(Operation::kStreamSynchronize, 8, [&](Encoder& e) { e.handle({2, 0}); }),
+            CUDA_ERROR_INVALID_HANDLE) << "the per-thread stream is the client's to resolve";
+  EXPECT_EQ(result_of(Operation::kEventQuery, 8, [&](Encoder& e) { e.handle({~0u, ~0u}); }),
+            CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(result_of(Operation::kLinkComplete, 8, [&](Encoder& e) { e.handle(stale); }),
+            CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(result_of(Operation::kCtxSynchronize, 0, [](Encoder&) {}, 77),
+            CUDA_ERROR_INVALID_CONTEXT);
+  const wire::Launch launch{stale, {1, 0}, {1, 1, 1}, {1, 1, 1}, 0, 0, {0, 0, 0}, 0};
+  EXPECT_EQ(result_of(Operation::kLaunchKernel, sizeof launch, [&](Encoder& e) { e.put(launch); }),
+            CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address + 8); }),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address); }), CUDA_SUCCESS);
+  EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address); }),
+            CUDA_ERROR_INVALID_VALUE) << "freed twice";
+  EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
+}
+
+TEST(Session, MalformedCommandsEndItWithASentence) {
+  struct Case {
+    const char* name;
+    Operation operation;
+    size_t bytes;
+    bool reply;
+    int bulk;
+  };
+  for (const Case& it : {Case{"too short", Operation::kMemAllocV2, 0, true, 0},
+                         Case{"too long", Operation::kMemAllocV2, 16, true, 0},
+                         Case{"no reply wanted", Operation::kMemAllocV2, 8, false, 0},
+                         Case{"bulk that is not there", Operation::kMemFreeV2, 8, false, 3}}) {
+    Served served;
+    ASSERT_EQ(served.create_context(), CUDA_SUCCESS) << it.name;
+    served.add(it.operation, it.bytes, it.reply, [&](Encoder& e) {
+      for (size_t i = 0; i < it.bytes / 8; i++) e.scalar(8);
+    }, it.bulk);
+    served.send();
+    while (served.refusal.empty() && served.read_frame()) {
+    }
+    EXPECT_FALSE(served.refusal.empty()) << it.name;
+    EXPECT_EQ(served.end().end, worker::SessionEnd::kProtocolError) << it.name;
+    EXPECT_EQ(served.account.used.load(), 0u) << it.name;
+  }
+}
+
+TEST(Session, CreditIsEnforced) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  wire::FrameHeader header{};
+  header.magic = wire::kFrameMagic;
+  header.kind = static_cast<uint16_t>(wire::FrameKind::kCommands);
+  header.epoch = kEpoch;
+  header.sequence = served.writer->sequence() + 1;
+  header.bulk_count = wire::kMaxBulkSegments;
+  header.bulk_bytes = uint64_t{wire::kMaxBulkSegments} * wire::kMaxBulkSegment;
+  uint32_t sizes[wire::kMaxBulkSegments];
+  for (uint32_t& size : sizes) size = wire::kMaxBulkSegment;
+  ASSERT_TRUE(carriers::write_all(*served.carrier, &header, sizeof header, 1000000));
+  ASSERT_TRUE(carriers::write_all(*served.carrier, sizes, sizeof sizes, 1000000));
+  while (served.refusal.empty() && served.read_frame()) {
+  }
+  EXPECT_FALSE(served.refusal.empty());
+}
+
+// Random frames, and right frames with a few bytes changed: the session may end, never crash, and
+// gives everything back; one beside it goes on.
+TEST(Session, RandomBytesEndOneSessionOnly) {
+  Served beside(kArenaBase);
+  ASSERT_EQ(beside.create_context(), CUDA_SUCCESS);
+  std::mt19937_64 random(20261130);
+  for (int round = 0; round < 150; round++) {
+    Served served(kArenaBase + kArenaBytes);
+    const wire::ContextCreate create{{1, 1}, 0, 1, kArenaBase + kArenaBytes, kArenaBytes};
+    served.add(Operation::kCtxCreateV4, sizeof create, true, [&](Encoder& e) { e.put(create); });
+    std::vector<uint8_t> body = std::move(served.batch);
+    served.batch.clear();
+    for (int i = 0; i < 20; i++) {
+      served.add(static_cast<uint16_t>(random() % (wire::kOperationLimit + 2)), random() % 12 * 8,
+                 random() % 2 != 0, [&](Encoder&) {});
+      std::vector<uint8_t> command = std::move(served.batch);
+      served.batch.clear();
+      for (size_t k = sizeof(wire::CommandHeader); k < command.size(); k++) {
+        command[k] = random() % 3 != 0 ? static_cast<uint8_t>(random() % 3) : static_cast<uint8_t>(random());
+      }
+      if (random() % 8 == 0) command[random() % command.size()] ^= static_cast<uint8_t>(random());
+      body.insert(body.end(), command.begin(), command.end());
+    }
+    served.batch = std::move(body);
+    served.send();
+    if (random() % 2 != 0) {
+      uint8_t noise[64];
+      for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random());
+      carriers::write_all(*served.carrier, noise, sizeof noise, 1000);
+    }
+    served.end();
+    ASSERT_EQ(served.account.used.load(), 0u) << "round " << round;
+    if (round % 50 == 0) {
+      ASSERT_EQ(beside.synchronize(), CUDA_SUCCESS);
+    }
+  }
+  EXPECT_EQ(beside.synchronize(), CUDA_SUCCESS);
+}
+
+}  // namespace
+}  // namespace gpupool::test
