@@ -9,12 +9,12 @@
 namespace gpupool::frontdoor {
 namespace {
 
-constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
+constexpr const char* kNames[] = {"off", "error", "warning", "info", "debug"};
 
 LogLevel threshold() {
   static const LogLevel level = [] {
-    const char* value = getenv("GPUPOOL_LOG_LEVEL");
-    for (int i = 0; value != nullptr && i < 4; ++i) {
+    const char* value = getenv("GPUPOOL_LOG");
+    for (int i = 0; value != nullptr && i < 5; ++i) {
       if (strcmp(value, kNames[i]) == 0) return static_cast<LogLevel>(i);
     }
     return LogLevel::kWarning;

@@ -210,7 +210,9 @@ def _function(entry: dict[str, Any], area: str) -> Function:
     if function.cls not in CLASSES or function.per_thread not in PER_THREAD:
         raise DescriptionError(f"{where}: unknown class or per_thread")
     if (function.cls == "unsupported") != (function.why is not None):
-        raise DescriptionError(f"{where}: `why` belongs to unsupported functions, and to all of them")
+        raise DescriptionError(
+            f"{where}: `why` belongs to unsupported functions, and to all of them"
+        )
     if function.op is not None and function.cls in ("unsupported", "local"):
         raise DescriptionError(f"{where}: a {function.cls} function has no operation number")
     return function

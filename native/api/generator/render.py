@@ -43,7 +43,7 @@ def render(description: Description, templates: Path, output: Path) -> list[Path
     )
     environment.filters["c_string"] = _c_string
     environment.filters["field"] = _field
-    environment.filters["declared"] = _declared
+    environment.filters["field_name"] = _field_name
     context: dict[str, Any] = {
         "api": description,
         "types": description.types,
@@ -69,9 +69,10 @@ def _c_string(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _declared(type_name: str) -> str:
-    """A type ready to be followed by a name."""
-    return type_name if type_name.endswith("*") else type_name + " "
+def _field_name(declaration: str) -> str:
+    """The name in "type name[…]"; empty for a nested structure without a name."""
+    match = re.search(r"(\w+)\s*(\[[^\]]*\])*$", declaration)
+    return match.group(1) if match else ""
 
 
 def _field(entry: str | dict[str, Any], indent: int = 2) -> str:
