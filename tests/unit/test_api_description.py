@@ -65,8 +65,12 @@ def generated(tmp_path_factory: pytest.TempPathFactory, api: description.Descrip
 def probe(generated: Path, *arguments: str) -> list[str]:
     program = generated / "probe"
     subprocess.run(
-        [str(COMPILER), "-std=c++20", "-O0", "-w", "-Wl,--unresolved-symbols=ignore-all"]
-        + [
+        [
+            str(COMPILER),
+            "-std=c++20",
+            "-O0",
+            "-w",
+            "-Wl,--unresolved-symbols=ignore-all",
             f"-I{generated}",
             *arguments,
             "-o",
@@ -157,8 +161,9 @@ def test_header_can_be_used_from_c_and_c_plus_plus(generated: Path, tmp_path: Pa
                 f"-I{generated}",
                 "-c",
                 str(source),
-            ]
-            + ["-o", str(result)],
+                "-o",
+                str(result),
+            ],
             check=True,
         )
         assert b"cuMemAlloc_v2" in result.read_bytes()

@@ -18,17 +18,69 @@ PER_THREAD = ("none", "ptds", "ptsz")
 
 # What a code generator can rely on: how a parameter of this kind is written on the wire or used.
 KINDS = frozenset(
-    """scalar size flags enum string struct hostptr pointer opaque callback image kernel_params
-    launch_extra device devptr devptr32 context module function kernel library stream event array
-    mipmapped_array texture surface texture_reference surface_reference link graph graph_node
-    graph_exec graph_condition graph_device_node pool user_object allocation graphics_resource
-    green_context external_memory external_semaphore""".split()
+    [
+        "scalar",
+        "size",
+        "flags",
+        "enum",
+        "string",
+        "struct",
+        "hostptr",
+        "pointer",
+        "opaque",
+        "callback",
+        "image",
+        "kernel_params",
+        "launch_extra",
+        "device",
+        "devptr",
+        "devptr32",
+        "context",
+        "module",
+        "function",
+        "kernel",
+        "library",
+        "stream",
+        "event",
+        "array",
+        "mipmapped_array",
+        "texture",
+        "surface",
+        "texture_reference",
+        "surface_reference",
+        "link",
+        "graph",
+        "graph_node",
+        "graph_exec",
+        "graph_condition",
+        "graph_device_node",
+        "pool",
+        "user_object",
+        "allocation",
+        "graphics_resource",
+        "green_context",
+        "external_memory",
+        "external_semaphore",
+    ]
 )
 FUNCTION_KEYS = frozenset(
-    """name base since per_thread header_name same_as class op why creates destroys charges
-    params""".split()
+    [
+        "name",
+        "base",
+        "since",
+        "per_thread",
+        "header_name",
+        "same_as",
+        "class",
+        "op",
+        "why",
+        "creates",
+        "destroys",
+        "charges",
+        "params",
+    ]
 )
-PARAMETER_KEYS = frozenset("name type dir kind bytes count access".split())
+PARAMETER_KEYS = frozenset(["name", "type", "dir", "kind", "bytes", "count", "access"])
 
 # YAML readers differ in how they take these words; a loader without them keeps every word a string.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -241,10 +293,10 @@ def _check_lock(description: Description, path: Path) -> None:
     locked: dict[int, str] = {}
     for line in path.read_text().splitlines():
         if line and not line.startswith("#"):
-            number, name = line.split()
-            if int(number) in locked:
-                raise DescriptionError(f"operations.lock: number {number} is there twice")
-            locked[int(number)] = name
+            number_text, name = line.split()
+            if int(number_text) in locked:
+                raise DescriptionError(f"operations.lock: number {number_text} is there twice")
+            locked[int(number_text)] = name
     used = {entry.op or 0: entry.name for entry in description.operations}
     if len(used) != len(description.operations):
         raise DescriptionError("two operations have the same number")

@@ -24,21 +24,66 @@ BY_HAND = {
 }
 
 # What the worker's hand-written code calls, beside the plain functions.
-WORKER_CALLS = """
-    cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetUuid_v2
-    cuDeviceTotalMem_v2 cuDeviceGetAttribute cuGetErrorName cuGetErrorString
-    cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset_v2
-    cuDevicePrimaryCtxSetFlags_v2 cuCtxCreate_v2 cuCtxDestroy_v2 cuCtxSetCurrent cuCtxPopCurrent_v2
-    cuCtxSynchronize cuCtxGetStreamPriorityRange cuMemAddressReserve cuMemAddressFree cuMemCreate
-    cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemGetAllocationGranularity cuMemHostAlloc
-    cuMemFreeHost cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpy2DAsync_v2 cuModuleLoadDataEx
-    cuModuleUnload cuModuleGetFunction cuModuleGetGlobal_v2 cuFuncGetAttribute cuFuncSetAttribute
-    cuFuncGetParamInfo cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize
-    cuStreamQuery cuEventCreate cuEventDestroy_v2 cuEventSynchronize cuEventQuery cuLaunchKernel
-    cuLaunchKernelEx cuLaunchCooperativeKernel cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
-    cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize cuLinkCreate_v2
-    cuLinkAddData_v2 cuLinkComplete cuLinkDestroy
-""".split()
+WORKER_CALLS = [
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuDevicePrimaryCtxSetFlags_v2",
+    "cuCtxCreate_v2",
+    "cuCtxDestroy_v2",
+    "cuCtxSetCurrent",
+    "cuCtxPopCurrent_v2",
+    "cuCtxSynchronize",
+    "cuCtxGetStreamPriorityRange",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemGetAllocationGranularity",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpy2DAsync_v2",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuModuleGetGlobal_v2",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuFuncGetParamInfo",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventSynchronize",
+    "cuEventQuery",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLaunchCooperativeKernel",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+    "cuOccupancyMaxActiveClusters",
+    "cuOccupancyMaxPotentialClusterSize",
+    "cuLinkCreate_v2",
+    "cuLinkAddData_v2",
+    "cuLinkComplete",
+    "cuLinkDestroy",
+]
 
 PLAIN_KINDS = {"scalar", "size", "flags", "enum", "devptr", "stream", "event", "function"}
 

@@ -19,7 +19,7 @@ _OUTPUT = re.compile(r"\{#-?\s*output:\s*(\S+?)\s*-?#\}")
 
 
 def outputs(templates: Path) -> dict[str, Path]:
-    """Output path (relative) of every template in the directory. ValueError: a template has none."""
+    """Output path (relative) of every template. ValueError: a template names none."""
     found: dict[str, Path] = {}
     for template in sorted(templates.glob("*.j2")):
         if template.name.startswith("_"):  # macros for others
