@@ -50,8 +50,9 @@ Broker::Broker(const BrokerOptions& options)
                   sessions_.on_worker_end(worker, exit);
                 },
                 [this](const Worker& worker) { sessions_.on_worker_usage(worker); }}),
-      devices_(loop_, workers_,
-               [this](const std::string& gpu, const Device& device) { report_device(gpu, device); }),
+      devices_(
+          loop_, workers_,
+          [this](const std::string& gpu, const Device& device) { report_device(gpu, device); }),
       door_(loop_, {[this](const wire::Uuid& id) -> std::optional<wire::LeaseKey> {
                       const LeaseEntry* lease = leases_.find(id);
                       if (lease == nullptr) return std::nullopt;

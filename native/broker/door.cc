@@ -19,14 +19,16 @@ namespace {
 
 constexpr int kAcceptsAtOnce = 16;  // then the loop looks after the others
 constexpr int64_t kHalfOpenMs = wire::kHandshakeTimeoutSeconds * 1000;
-constexpr int64_t kWaitMs = 60 * 1000;    // proven, and waiting for a probe or a worker
-constexpr int64_t kLingerMs = 500;        // refused: time to read the sentence
+constexpr int64_t kWaitMs = 60 * 1000;  // proven, and waiting for a probe or a worker
+constexpr int64_t kLingerMs = 500;      // refused: time to read the sentence
 constexpr size_t kLingerBytes = 64 * 1024;
 
 }  // namespace
 
 Door::Door(EventLoop& loop, Callbacks callbacks)
-    : loop_(loop), callbacks_(std::move(callbacks)), reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+    : loop_(loop),
+      callbacks_(std::move(callbacks)),
+      reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
 Door::~Door() {
   while (!guests_.empty()) drop(Guest(guests_.front()));
@@ -103,9 +105,8 @@ void Door::make_room() {
     by_uid[guest->peer_.uid]++;
   }
   if (count < max_half_open_) return;
-  const auto most = std::max_element(by_uid.begin(), by_uid.end(), [](auto& a, auto& b) {
-    return a.second < b.second;
-  });
+  const auto most = std::max_element(by_uid.begin(), by_uid.end(),
+                                     [](auto& a, auto& b) { return a.second < b.second; });
   const auto oldest = std::find_if(guests_.begin(), guests_.end(), [&](const Guest& guest) {
     return half_open(guest) && guest->peer_.uid == most->first;
   });
@@ -199,8 +200,8 @@ Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, 
 
 void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {
   if (guest->gone()) return;
-  log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) + ": a connection is refused: " +
-              sentence);
+  log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) +
+              ": a connection is refused: " + sentence);
   guest->handshake_.refuse(code, sentence);
   if (!flush(guest)) return drop(guest);
   linger(guest);

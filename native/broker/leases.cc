@@ -46,7 +46,8 @@ bool check_slice(const Slice& slice, const std::set<std::string>& gpus, SliceSpe
     return *why = "a slice's id is not 16 bytes", false;
   }
   const std::string name = "slice " + wire::format_uuid(out->id);
-  if (slice.has_relay()) return *why = name + " is on another host: this broker has no relay", false;
+  if (slice.has_relay())
+    return *why = name + " is on another host: this broker has no relay", false;
   if (!slice.has_worker()) return *why = name + " says neither worker nor relay", false;
   if (!gpus.contains(slice.gpu_uuid())) {
     return *why = name + ": GPU " + slice.gpu_uuid() + " is not among the GPUs of the push", false;
@@ -152,8 +153,8 @@ void LeaseTable::bind_process(LeaseEntry& lease) {
   if (!pidfd || start_time_of(lease.process_pid) != lease.process_start) {
     return ended("its " + process + " has ended");
   }
-  const bool watched = loop_.watch(pidfd.get(), EPOLLIN,
-                                   [ended, process](uint32_t) { ended("its " + process + " ended"); });
+  const bool watched = loop_.watch(
+      pidfd.get(), EPOLLIN, [ended, process](uint32_t) { ended("its " + process + " ended"); });
   if (!watched) return ended("its " + process + " cannot be watched");
   lease.pidfd = std::move(pidfd);
 }
@@ -176,10 +177,9 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
     }
     // Ordinals are positions: a program that runs would find another device under its number.
     const auto& now = found->second->slices;
-    const bool same = std::equal(lease.slices.begin(), lease.slices.end(), now.begin(), now.end(),
-                                 [](const SliceSpec& a, const SliceSpec& b) {
-                                   return a.id == b.id && a.gpu == b.gpu;
-                                 });
+    const bool same = std::equal(
+        lease.slices.begin(), lease.slices.end(), now.begin(), now.end(),
+        [](const SliceSpec& a, const SliceSpec& b) { return a.id == b.id && a.gpu == b.gpu; });
     if (!same) gone.emplace_back(id, "the lease's slices changed");
   }
   for (auto& [id, why] : gone) end(id, why, false);

@@ -77,7 +77,8 @@ class LeaseTable {
   std::map<wire::Uuid, LeaseEntry> leases_;
   // Ended with their process, and still in the desired state: gpupoold has not taken note yet.
   std::map<wire::Uuid, std::string> ended_;
-  std::map<std::pair<wire::Uuid, std::string>, std::weak_ptr<SliceAccount>> accounts_;  // slice, GPU
+  std::map<std::pair<wire::Uuid, std::string>, std::weak_ptr<SliceAccount>>
+      accounts_;  // slice, GPU
 };
 
 }  // namespace gpupool::broker

@@ -1,4 +1,5 @@
-// The broker's log on standard error, one line per message; with levels when it goes to the journal.
+// The broker's log on standard error, one line per message; with levels when it goes to the
+// journal.
 #pragma once
 
 #include <string_view>

@@ -68,8 +68,8 @@ BrokerOptions parse(int argc, char** argv) {
   std::error_code error;
   result.run_dir = std::filesystem::absolute(result.run_dir, error).lexically_normal();
   if (result.worker.empty()) {
-    result.worker = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() /
-                    "gpupool-worker";
+    result.worker =
+        std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "gpupool-worker";
   }
   if (access(result.worker.c_str(), X_OK) != 0) {
     usage_error("the worker program " + result.worker + " cannot be run: " + strerror(errno));

@@ -43,7 +43,11 @@ std::string printable(const char* text) {
 
 SessionTable::SessionTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTable& devices,
                            WorkerPool& workers, EventLog& events)
-    : loop_(loop), door_(door), leases_(leases), devices_(devices), workers_(workers),
+    : loop_(loop),
+      door_(door),
+      leases_(leases),
+      devices_(devices),
+      workers_(workers),
       events_(events) {}
 
 SessionTable::~SessionTable() {
@@ -58,8 +62,9 @@ Session* SessionTable::find(const wire::Uuid& id) {
 }
 
 uint32_t SessionTable::count(const wire::Uuid& lease) const {
-  return static_cast<uint32_t>(std::count_if(
-      sessions_.begin(), sessions_.end(), [&](auto& entry) { return entry.second.lease == lease; }));
+  return static_cast<uint32_t>(std::count_if(sessions_.begin(), sessions_.end(), [&](auto& entry) {
+    return entry.second.lease == lease;
+  }));
 }
 
 void SessionTable::on_proven(const Door::Guest& guest) {
@@ -119,7 +124,8 @@ void SessionTable::open_session(const Door::Guest& guest) {
   session.control = door_.welcome(guest, id, session.epoch, kInitialCredit, snapshots);
   if (!session.control) return;
   const int fd = session.control.get();
-  if (!loop_.watch(fd, EPOLLIN | EPOLLRDHUP, [this, id](uint32_t events) { on_control(id, events); })) {
+  if (!loop_.watch(fd, EPOLLIN | EPOLLRDHUP,
+                   [this, id](uint32_t events) { on_control(id, events); })) {
     return;  // the client sees its connection closed
   }
   Event event;
@@ -222,9 +228,9 @@ void SessionTable::open_device(const Door::Guest& guest) {
     session->current.erase(found);
   }
   session->pending++;
-  workers_.acquire(lease->slices[device].gpu, [this, guest](Worker* worker, const std::string& why) {
-    start_device(guest, worker, why);
-  });
+  workers_.acquire(
+      lease->slices[device].gpu,
+      [this, guest](Worker* worker, const std::string& why) { start_device(guest, worker, why); });
 }
 
 void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const std::string& why) {
@@ -235,8 +241,8 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   if (session != nullptr) session->pending--;
   const LeaseEntry* lease = leases_.find(handshake.lease());
   // While the worker started the world went on.
-  const bool wanted = session != nullptr && !session->ended && lease != nullptr &&
-                      device < lease->slices.size();
+  const bool wanted =
+      session != nullptr && !session->ended && lease != nullptr && device < lease->slices.size();
   if (worker == nullptr) {
     return door_.refuse(guest, RefusalCode::kNoWorker, "no worker could be started: " + why);
   }

@@ -16,7 +16,8 @@
 
 namespace gpupool::broker {
 
-constexpr uint64_t kInitialCredit = 8 << 20;  // bytes that a client may send before the first credit
+constexpr uint64_t kInitialCredit = 8
+                                    << 20;  // bytes that a client may send before the first credit
 
 struct Session {
   wire::Uuid id{}, lease{};
@@ -25,11 +26,11 @@ struct Session {
   std::string program;
   int64_t opened_unix_ns = 0;
   Fd control;
-  bool ended = false;             // waits for its last worker to be reaped
-  std::string why;                // it ended
-  std::vector<pid_t> workers;     // alive
+  bool ended = false;                 // waits for its last worker to be reaped
+  std::string why;                    // it ended
+  std::vector<pid_t> workers;         // alive
   std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
-  uint32_t pending = 0;           // data connections that wait for a worker
+  uint32_t pending = 0;               // data connections that wait for a worker
 };
 
 class SessionTable {
@@ -70,7 +71,7 @@ class SessionTable {
   uint32_t default_limit_ = 256;
   std::map<wire::Uuid, Session> sessions_;
   std::map<pid_t, Worker*> by_pid_;  // assigned workers
-  std::list<Door::Guest> waiting_;         // for snapshots
+  std::list<Door::Guest> waiting_;   // for snapshots
   struct Usage {
     std::shared_ptr<SliceAccount> account;
     EventLoop::TimerId timer = 0;

@@ -93,8 +93,9 @@ Fd listen_unix(const std::string& path, int type, unsigned mode) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
-    throw StartError(kExitUsage, "the socket path " + path + " is too long: choose a run directory "
-                                 "with a shorter name (a socket's path has at most 107 bytes)");
+    throw StartError(kExitUsage, "the socket path " + path +
+                                     " is too long: choose a run directory "
+                                     "with a shorter name (a socket's path has at most 107 bytes)");
   }
   memcpy(address.sun_path, path.c_str(), path.size());
   struct stat status;
@@ -166,10 +167,9 @@ Fd listen_loopback(const std::string& address, std::string* bound, std::string* 
     *why = "cannot listen on " + address + ": " + strerror(errno) + advice(errno);
     return {};
   }
-  const unsigned real_port =
-      ntohs(storage.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
-  *bound = (storage.ss_family == AF_INET ? host : "[" + host + "]") + ":" +
-           std::to_string(real_port);
+  const unsigned real_port = ntohs(storage.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+  *bound =
+      (storage.ss_family == AF_INET ? host : "[" + host + "]") + ":" + std::to_string(real_port);
   return listener;
 }
 

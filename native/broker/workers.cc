@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "broker/log.h"
@@ -36,6 +37,14 @@ std::string identity_of_driver(const std::string& directory) {
   if (stat(path.c_str(), &status) != 0) return path + " missing";
   return path + " " + std::to_string(status.st_dev) + " " + std::to_string(status.st_ino) + " " +
          std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(status.st_mtim.tv_nsec);
+}
+
+// A broker that was killed leaves its workers' cgroups. One that is in use is not removed.
+void remove_stale_cgroups(const std::string& parent) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
+    if (entry.path().filename().string().starts_with("worker-")) rmdir(entry.path().c_str());
+  }
 }
 
 std::string describe(const WorkerExit& exit, const std::string& last_word) {
@@ -63,20 +72,22 @@ WorkerPool::WorkerPool(EventLoop& loop, std::string executable, std::string run_
 WorkerPool::~WorkerPool() { end_all(); }
 
 void WorkerPool::configure(const Settings& settings) {
+  if (settings.cgroup_parent() != settings_.cgroup_parent()) {
+    remove_stale_cgroups(settings.cgroup_parent());
+  }
   settings_ = settings;
   driver_identity_ = identity_of_driver(settings.driver_directory());
-  std::string identity = driver_identity_ + "|" + settings.worker_user() + "|" +
-                         settings.cgroup_parent() + "|" +
-                         (settings.warm_context() ? "context" : "") +
-                         (settings.no_seccomp() ? "|open" : "");
+  std::string identity =
+      driver_identity_ + "|" + settings.worker_user() + "|" + settings.cgroup_parent() + "|" +
+      (settings.warm_context() ? "context" : "") + (settings.no_seccomp() ? "|open" : "");
   for (const auto& [name, value] : std::map<std::string, std::string>(
            settings.worker_environment().begin(), settings.worker_environment().end())) {
     identity += "|" + name + "=" + value;
   }
   if (geteuid() != 0 && !settings.worker_user().empty() && !noticed_user_) {
     noticed_user_ = true;
-    log(LogLevel::kNotice, "the broker is not root: workers run as its own user, not as " +
-                               settings.worker_user());
+    log(LogLevel::kNotice,
+        "the broker is not root: workers run as its own user, not as " + settings.worker_user());
   }
   if (settings.no_seccomp()) {
     log(LogLevel::kWarning, "no_seccomp is set: workers may make any system call");
@@ -171,7 +182,8 @@ void WorkerPool::acquire(const std::string& gpu, Acquired acquired) {
 void WorkerPool::put_back(Worker& worker) {
   if (worker.state != Worker::State::kAssigned) return;
   worker.state = Worker::State::kWarm;
-  const bool wanted = std::find(warm_gpus_.begin(), warm_gpus_.end(), worker.gpu) != warm_gpus_.end();
+  const bool wanted =
+      std::find(warm_gpus_.begin(), warm_gpus_.end(), worker.gpu) != warm_gpus_.end();
   if (!wanted || worker.epoch != epoch_) return end(worker);
   refill_soon(0);  // which ends one too many
 }
@@ -272,10 +284,10 @@ bool WorkerPool::spawn(Worker& worker, std::string* why) {
   posix_spawnattr_setsigdefault(&attributes, &all);
   // A group of its own: Ctrl-C at the broker's terminal is the broker's business.
   posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(
-      &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  const int error = posix_spawn(&worker.pid, executable_.c_str(), &actions, &attributes, argv.data(),
-                                envp.data());
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  const int error = posix_spawn(&worker.pid, executable_.c_str(), &actions, &attributes,
+                                argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) return failed(executable_.c_str(), error);
@@ -391,8 +403,7 @@ void WorkerPool::ready(Worker& worker, bool ok, const std::string& why) {
     return;
   }
   const int failures = std::min(failures_[worker.gpu]++, 6);
-  failed_until_[worker.gpu] =
-      steady_ms() + std::min(kFirstRetryMs << failures, kLastRetryMs);
+  failed_until_[worker.gpu] = steady_ms() + std::min(kFirstRetryMs << failures, kLastRetryMs);
   log_limited("a worker for GPU " + worker.gpu + " did not start: " + why);
   worker.expected_end = true;
   end(worker);
@@ -412,7 +423,8 @@ void WorkerPool::end(Worker& worker) {
   if (!worker.assigned) return kill(worker, SIGKILL);  // it has nothing to put in order
   kill(worker, SIGTERM);
   loop_.cancel(worker.kill_timer);
-  const int64_t grace = settings_.kill_grace_ms() != 0 ? settings_.kill_grace_ms() : kDefaultGraceMs;
+  const int64_t grace =
+      settings_.kill_grace_ms() != 0 ? settings_.kill_grace_ms() : kDefaultGraceMs;
   worker.kill_timer = loop_.after(grace, [this, w = &worker] {
     w->kill_timer = 0;
     kill(*w, SIGKILL);
@@ -430,7 +442,8 @@ void WorkerPool::on_exit(Worker& worker) {
   siginfo_t info{};
   // P_PIDFD: this very process, whatever has become of its number.
   if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.get()), &info,
-             WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
+             WEXITED | WNOHANG) != 0 ||
+      info.si_pid == 0) {
     return;
   }
   if (worker.channel) on_channel(worker);  // its last word
@@ -469,7 +482,8 @@ void WorkerPool::on_exit(Worker& worker) {
   } else if (worker.on_snapshot) {
     worker.on_snapshot(nullptr, why);
   } else if (worker.state == Worker::State::kAssigned || worker.state == Worker::State::kWarm) {
-    log_limited("warm worker " + std::to_string(worker.pid) + " for GPU " + worker.gpu + ": " + why);
+    log_limited("warm worker " + std::to_string(worker.pid) + " for GPU " + worker.gpu + ": " +
+                why);
   }
   refill_soon(worker.expected_end ? kRefillDelayMs : kFirstRetryMs);
 }
@@ -487,7 +501,8 @@ void WorkerPool::end_all() {
   for (auto& worker : workers_) {
     siginfo_t info{};
     while (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker->pidfd.get()), &info,
-                  WEXITED | WNOHANG) == 0 && info.si_pid == 0) {
+                  WEXITED | WNOHANG) == 0 &&
+           info.si_pid == 0) {
       const int64_t left = deadline - steady_ms();
       if (left <= 0) kill(*worker, SIGKILL);
       usleep(left <= 0 ? 1000 : 2000);

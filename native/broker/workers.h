@@ -63,8 +63,9 @@ struct WorkerExit {
 class WorkerPool {
  public:
   struct Callbacks {
-    std::function<void(const Worker&, const WorkerExit&)> on_end;  // of an assigned one, account closed
-    std::function<void(const Worker&)> on_usage;                   // its charge changed
+    std::function<void(const Worker&, const WorkerExit&)>
+        on_end;                                   // of an assigned one, account closed
+    std::function<void(const Worker&)> on_usage;  // its charge changed
   };
   WorkerPool(EventLoop& loop, std::string executable, std::string run_dir, Callbacks callbacks);
   ~WorkerPool();
@@ -112,7 +113,7 @@ class WorkerPool {
   const std::string log_directory_;
   Callbacks callbacks_;
   Settings settings_;
-  std::string identity_;         // of everything that a warm worker was started with
+  std::string identity_;  // of everything that a warm worker was started with
   std::string driver_identity_;
   uint64_t epoch_ = 1;
   std::vector<std::string> warm_gpus_;

@@ -116,8 +116,7 @@ class ClientSide {
     // The broker may have refused and closed before it read everything: its word counts more.
     FrameHeader answer;
     if (stream_.receive_all(&answer, sizeof answer, std::min(100, deadline_.left_ms())) &&
-        check_header(answer).empty() &&
-        answer.kind == static_cast<uint16_t>(FrameKind::kRefused)) {
+        check_header(answer).empty() && answer.kind == static_cast<uint16_t>(FrameKind::kRefused)) {
       return take_refusal(answer);
     }
     return fail("the broker closed the connection during the handshake");
@@ -213,7 +212,8 @@ class ClientSide {
     }
     result_.devices.resize(welcome.device_count);
     if (!result_.devices.empty() &&
-        !stream_.receive_all(result_.devices.data(), result_.devices.size() * sizeof(DeviceSnapshot),
+        !stream_.receive_all(result_.devices.data(),
+                             result_.devices.size() * sizeof(DeviceSnapshot),
                              deadline_.left_ms())) {
       return fail("the broker's welcome is not complete");
     }
@@ -261,10 +261,10 @@ Connected connect_lease(const LeaseFile& lease, const HelloRequest& request,
       why = connected.handshake.message;
     }
     if (!message.empty()) message += "; ";
-    message += carrier.kind + " " +
-               (carrier.kind == "tcp" ? carrier.host + ":" + std::to_string(carrier.port)
-                                      : carrier.path) +
-               ": " + why;
+    message +=
+        carrier.kind + " " +
+        (carrier.kind == "tcp" ? carrier.host + ":" + std::to_string(carrier.port) : carrier.path) +
+        ": " + why;
   }
   connected.handshake = {};
   connected.handshake.message = "no carrier of the lease works: " + message;

@@ -21,16 +21,16 @@ namespace gpupool::wire {
 using Uuid = std::array<uint8_t, 16>;
 using LeaseKey = std::array<uint8_t, 32>;
 
-std::string format_uuid(const Uuid& uuid);                    // 8-4-4-4-12, lower case
-std::optional<Uuid> parse_uuid(std::string_view text);        // the same, either case
+std::string format_uuid(const Uuid& uuid);              // 8-4-4-4-12, lower case
+std::optional<Uuid> parse_uuid(std::string_view text);  // the same, either case
 
 // ---- Lease file -------------------------------------------------------------------------------
 
 struct LeaseCarrier {
-  std::string kind;  // "unix" or "tcp"
-  std::string path;  // unix: of the broker's socket
-  std::string host;  // tcp: numeric address
-  uint16_t port = 0; // tcp
+  std::string kind;   // "unix" or "tcp"
+  std::string path;   // unix: of the broker's socket
+  std::string host;   // tcp: numeric address
+  uint16_t port = 0;  // tcp
 };
 
 struct LeaseFile {
@@ -59,11 +59,11 @@ class HandshakeStream {
 
 struct HelloRequest {
   ConnectionPurpose purpose = ConnectionPurpose::kSession;
-  Uuid session{};            // kDevice: from the control connection's Welcome
-  uint32_t device = 0;       // kDevice: ordinal of the slice in the lease
-  uint64_t arena_base = 0;   // kDevice
-  uint64_t arena_bytes = 0;  // kDevice
-  uint16_t minor = kProtocolMinor;         // other values: tests only
+  Uuid session{};                   // kDevice: from the control connection's Welcome
+  uint32_t device = 0;              // kDevice: ordinal of the slice in the lease
+  uint64_t arena_base = 0;          // kDevice
+  uint64_t arena_bytes = 0;         // kDevice
+  uint16_t minor = kProtocolMinor;  // other values: tests only
   uint16_t minor_min = kProtocolMinorMin;
 };
 
@@ -74,9 +74,9 @@ struct HandshakeResult {
   bool refused = false;
   RefusalCode code = RefusalCode::kInternal;
   std::string message;
-  uint16_t minor = 0;             // version of this connection
+  uint16_t minor = 0;  // version of this connection
   Uuid session{};
-  uint32_t epoch = 0;             // of the frames that follow
+  uint32_t epoch = 0;  // of the frames that follow
   uint64_t initial_credit = 0;
   std::vector<DeviceSnapshot> devices;  // kSession
 };
@@ -110,7 +110,7 @@ class ServerHandshake {
   enum class State {
     kReadingHello,
     kReadingProof,
-    kProven,   // the client has the key: the owner decides with welcome() or refuse()
+    kProven,  // the client has the key: the owner decides with welcome() or refuse()
     kWelcomed,
     kRefused,  // send output(), then close
   };
@@ -123,13 +123,13 @@ class ServerHandshake {
   ServerHandshake& operator=(const ServerHandshake&) = delete;
 
   State state() const { return state_; }
-  size_t wanted() const;                             // bytes to read next; 0: none now
-  void input(const uint8_t* data, size_t bytes);     // bytes <= wanted()
-  std::string& output() { return output_; }          // to be sent; the owner erases what it sent
+  size_t wanted() const;                          // bytes to read next; 0: none now
+  void input(const uint8_t* data, size_t bytes);  // bytes <= wanted()
+  std::string& output() { return output_; }       // to be sent; the owner erases what it sent
 
   const HelloBody& hello() const { return hello_; }  // program is NUL-terminated
   Uuid lease() const;
-  Uuid session() const;                              // kDevice
+  Uuid session() const;  // kDevice
   uint16_t minor() const { return minor_; }
 
   // In kProven. Appends kWelcome (and the snapshots) or kRefused to output().

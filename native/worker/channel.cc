@@ -63,10 +63,10 @@ ReceiveStatus receive_message(int channel, Message* message, bool wait) {
       }
     }
   }
-  const bool whole = static_cast<size_t>(got) >= sizeof(MessageHeader) &&
-                     (packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
-                     static_cast<size_t>(got) ==
-                         sizeof(MessageHeader) + message->header.payload_bytes;
+  const bool whole =
+      static_cast<size_t>(got) >= sizeof(MessageHeader) &&
+      (packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
+      static_cast<size_t>(got) == sizeof(MessageHeader) + message->header.payload_bytes;
   if (!whole) {
     if (message->fd >= 0) close(message->fd);
     message->fd = -1;

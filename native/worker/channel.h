@@ -14,15 +14,15 @@ constexpr int kChannelFd = 3;
 
 enum class MessageKind : uint32_t {
   // Broker to worker.
-  kAssign = 1,    // payload: AssignPayload; with the client's connection as a descriptor
-  kAccount = 2,   // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
+  kAssign = 1,   // payload: AssignPayload; with the client's connection as a descriptor
+  kAccount = 2,  // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
   // Worker to broker.
-  kReady = 16,    // value: 1 the driver is loaded; 0 it is not, the text says why
-  kSnapshot = 17, // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
-  kCharge = 18,   // value: bytes; answered
-  kRefund = 19,   // value: bytes; not answered
-  kQuery = 20,    // answered
-  kEnded = 21,    // value: 0 the client went, the normal end; text: the last word
+  kReady = 16,     // value: 1 the driver is loaded; 0 it is not, the text says why
+  kSnapshot = 17,  // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
+  kCharge = 18,    // value: bytes; answered
+  kRefund = 19,    // value: bytes; not answered
+  kQuery = 20,     // answered
+  kEnded = 21,     // value: 0 the client went, the normal end; text: the last word
 };
 
 // In front of every message; the payload or text follows.

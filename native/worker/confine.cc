@@ -30,25 +30,91 @@ bool fail(std::string* why, const std::string& what) {
 // By name, so that a kernel or libseccomp that lacks one is no error.
 constexpr const char* kDenied[] = {
     // Other processes.
-    "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "process_madvise",
-    "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "pidfd_getfd",
+    "kcmp",
+    "process_madvise",
+    "pidfd_send_signal",
+    "rt_sigqueueinfo",
+    "rt_tgsigqueueinfo",
     // Programs: a worker never becomes another one.
-    "execve", "execveat",
+    "execve",
+    "execveat",
     // File systems and namespaces.
-    "mount", "umount2", "umount", "pivot_root", "chroot", "unshare", "setns", "mount_setattr",
-    "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "name_to_handle_at",
-    "open_by_handle_at", "quotactl", "quotactl_fd", "swapon", "swapoff", "fanotify_init", "acct",
+    "mount",
+    "umount2",
+    "umount",
+    "pivot_root",
+    "chroot",
+    "unshare",
+    "setns",
+    "mount_setattr",
+    "open_tree",
+    "move_mount",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "name_to_handle_at",
+    "open_by_handle_at",
+    "quotactl",
+    "quotactl_fd",
+    "swapon",
+    "swapoff",
+    "fanotify_init",
+    "acct",
     // The kernel.
-    "bpf", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module",
-    "create_module", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter",
-    "io_uring_register", "reboot", "syslog", "iopl", "ioperm", "modify_ldt", "vhangup",
-    "lookup_dcookie", "nfsservctl", "uselib", "ustat", "sysfs", "_sysctl", "vm86", "vm86old",
+    "bpf",
+    "kexec_load",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "create_module",
+    "perf_event_open",
+    "userfaultfd",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "reboot",
+    "syslog",
+    "iopl",
+    "ioperm",
+    "modify_ldt",
+    "vhangup",
+    "lookup_dcookie",
+    "nfsservctl",
+    "uselib",
+    "ustat",
+    "sysfs",
+    "_sysctl",
+    "vm86",
+    "vm86old",
     // Keys, time and names of the host.
-    "keyctl", "add_key", "request_key", "settimeofday", "clock_settime", "clock_adjtime",
-    "adjtimex", "stime", "sethostname", "setdomainname",
+    "keyctl",
+    "add_key",
+    "request_key",
+    "settimeofday",
+    "clock_settime",
+    "clock_adjtime",
+    "adjtimex",
+    "stime",
+    "sethostname",
+    "setdomainname",
     // Identity: what was dropped stays dropped.
-    "setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups", "setfsuid",
-    "setfsgid", "capset", "personality",
+    "setuid",
+    "setgid",
+    "setreuid",
+    "setregid",
+    "setresuid",
+    "setresgid",
+    "setgroups",
+    "setfsuid",
+    "setfsgid",
+    "capset",
+    "personality",
 };
 
 }  // namespace
@@ -122,9 +188,9 @@ bool deny_system_calls(std::string* why) {
   for (int number : {SCMP_SYS(kill), SCMP_SYS(tgkill), SCMP_SYS(tkill)}) {
     const unsigned signal = number == SCMP_SYS(tgkill) ? 2 : 1;
     if (number == SCMP_SYS(tkill)) continue;  // thread ids: checked by nobody, used by nobody
-    const int error = seccomp_rule_add(
-        filter, SCMP_ACT_ERRNO(EPERM), number, 2, SCMP_A0(SCMP_CMP_NE, self),
-        scmp_arg_cmp{signal, SCMP_CMP_NE, 0, 0});
+    const int error =
+        seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), number, 2, SCMP_A0(SCMP_CMP_NE, self),
+                         scmp_arg_cmp{signal, SCMP_CMP_NE, 0, 0});
     if (error != 0) return failed("seccomp rule for kill", error);
   }
   if (int error = seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(tkill), 0)) {

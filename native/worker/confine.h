@@ -2,8 +2,9 @@
 // system calls that no driver needs.
 #pragma once
 
-#include <string>
 #include <sys/types.h>
+
+#include <string>
 
 namespace gpupool::worker {
 

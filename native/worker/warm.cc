@@ -15,7 +15,7 @@ bool retain_primary_context(const std::string& directory, int ordinal, std::stri
       dlsym(library, "cuDevicePrimaryCtxRetain"));
   CUdevice device;
   CUcontext context;
-  const CUresult result = get == nullptr || retain == nullptr ? CUDA_ERROR_NOT_FOUND
+  const CUresult result = get == nullptr || retain == nullptr     ? CUDA_ERROR_NOT_FOUND
                           : get(&device, ordinal) != CUDA_SUCCESS ? CUDA_ERROR_INVALID_DEVICE
                                                                   : retain(&context, device);
   if (result == CUDA_SUCCESS) return true;

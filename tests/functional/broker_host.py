@@ -28,13 +28,25 @@ def broker_program() -> Path:
     return paths.native_directory() / "bin" / "gpupool-broker"
 
 
-def make_lease(*, memory: int = 64 * MIB, slices: int = 1, gpu: str = GPU, **fields: Any) -> pb.Lease:
+def make_lease(
+    *, memory: int = 64 * MIB, slices: int = 1, gpu: str = GPU, **fields: Any
+) -> pb.Lease:
     """A lease with new ids; `fields` are its further members."""
-    lease = pb.Lease(id=uuid.uuid4().bytes, key=secrets.token_bytes(32), consumer="a test", **fields)
+    lease = pb.Lease(
+        id=uuid.uuid4().bytes, key=secrets.token_bytes(32), consumer="a test", **fields
+    )
     for index in range(slices):
-        lease.slices.add(id=uuid.uuid4().bytes, name=f"s{index}", gpu_uuid=gpu, pci_domain=1,
-                         pci_bus=2 + index, pci_device=3, memory_bytes=memory, compute_percent=25,
-                         worker=pb.LocalWorker())
+        lease.slices.add(
+            id=uuid.uuid4().bytes,
+            name=f"s{index}",
+            gpu_uuid=gpu,
+            pci_domain=1,
+            pci_bus=2 + index,
+            pci_device=3,
+            memory_bytes=memory,
+            compute_percent=25,
+            worker=pb.LocalWorker(),
+        )
     return lease
 
 
@@ -77,7 +89,9 @@ class Channel:
             answers.append(received.answer)
         return answers
 
-    def event(self, kind: str, seconds: float = 20, matches: Callable[[Any], bool] = lambda _: True) -> Any:
+    def event(
+        self, kind: str, seconds: float = 20, matches: Callable[[Any], bool] = lambda _: True
+    ) -> Any:
         """The first event of a kind that was not asked for yet."""
         end = time.monotonic() + seconds
         while True:
@@ -130,8 +144,9 @@ class BrokerHost:
     def start(self, environment: Mapping[str, str] | None = None) -> Channel:
         """Starts the broker and connects to it."""
         with (self.root / "broker.log").open("a") as log:
-            self.process = subprocess.Popen(self.command(), stderr=log, text=True,
-                                            env={**os.environ, **(environment or {})})
+            self.process = subprocess.Popen(
+                self.command(), stderr=log, text=True, env={**os.environ, **(environment or {})}
+            )
         wait_for("broker.sock", lambda: self.connectable() or self.died())
         return self.connect()
 
@@ -180,8 +195,12 @@ class BrokerHost:
     def try_push(self, *leases: pb.Lease) -> pb.Answer:
         assert self.channel is not None
         self.generation += 1
-        push = pb.Push(generation=self.generation, settings=self.settings,
-                       gpus=[pb.Gpu(uuid=gpu) for gpu in self.gpus], leases=leases)
+        push = pb.Push(
+            generation=self.generation,
+            settings=self.settings,
+            gpus=[pb.Gpu(uuid=gpu) for gpu in self.gpus],
+            leases=leases,
+        )
         [answer] = self.channel.ask(pb.ToBroker(push=push))
         return answer
 
@@ -202,7 +221,8 @@ class Session:
     def worker(self, device: int = 0) -> wire.Connection:
         if device not in self.workers:
             self.workers[device] = wire.Connection(self.lease, tcp=self.tcp).open(
-                purpose=wire.DEVICE, session=self.control.session, device=device, arena=wire.ARENA)
+                purpose=wire.DEVICE, session=self.control.session, device=device, arena=wire.ARENA
+            )
         return self.workers[device]
 
     def tell(self, line: str, device: int = 0) -> None:

@@ -32,8 +32,12 @@ def probe(channel: socket.socket) -> None:
         return
     attributes = [0] * 160
     attributes[75], attributes[76], attributes[33] = 9, 0, 200
-    send(channel, SNAP, 1, SNAPSHOT.pack(b"Fake GPU", bytes(16), 80 << 30, 13000, 100, *attributes,
-                                         0, -5))
+    send(
+        channel,
+        SNAP,
+        1,
+        SNAPSHOT.pack(b"Fake GPU", bytes(16), 80 << 30, 13000, 100, *attributes, 0, -5),
+    )
 
 
 def serve(channel: socket.socket, client: socket.socket) -> None:

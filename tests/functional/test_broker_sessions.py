@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from gpupoold.leases import broker_pb2 as pb
 from tests.functional import wire
 from tests.functional.broker_host import GPU, MIB, BrokerHost, Session, make_lease, start_time
@@ -57,10 +58,13 @@ def test_a_session_sees_its_slices_as_devices(host: BrokerHost, tcp: bool) -> No
     connection.send_raw(encode_frame(wire.HELLO, body))
     challenge = connection.receive_frame()
     nonce = challenge.body[8:40]
-    connection.send_raw(encode_frame(wire.PROOF, wire.hmac.digest(
-        lease.key, b"gpupool client 1" + nonce + body, "sha256")))
+    connection.send_raw(
+        encode_frame(
+            wire.PROOF, wire.hmac.digest(lease.key, b"gpupool client 1" + nonce + body, "sha256")
+        )
+    )
     welcome = connection.receive_frame()
-    devices = [welcome.body[64 + 936 * i:64 + 936 * (i + 1)] for i in range(2)]
+    devices = [welcome.body[64 + 936 * i : 64 + 936 * (i + 1)] for i in range(2)]
     assert len(welcome.body) == 64 + 2 * 936
     for index, device in enumerate(devices):
         name, virtual, memory, driver, percent = struct.unpack_from("<256s16sQII", device)
@@ -113,8 +117,9 @@ def test_a_session_belongs_to_its_lease(host: BrokerHost) -> None:
     mine, other = make_lease(), make_lease()
     host.push(mine, other)
     with Session(host.client_lease(mine)) as session, pytest.raises(Refused) as refused:
-        Connection(host.client_lease(other)).open(purpose=wire.DEVICE,
-                                                  session=session.control.session)
+        Connection(host.client_lease(other)).open(
+            purpose=wire.DEVICE, session=session.control.session
+        )
     assert refused.value.code == wire.UNKNOWN_LEASE
 
 
@@ -295,16 +300,20 @@ def test_a_second_gpupoold_takes_the_place_of_the_first(host: BrokerHost) -> Non
     host.push(make_lease())
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    (lambda lease: lease.ClearField("key"), "key"),
-    (lambda lease: lease.slices[0].ClearField("id"), "16 bytes"),
-    (lambda lease: lease.slices[0].ClearField("memory_bytes"), "memory"),
-    (lambda lease: setattr(lease.slices[0], "gpu_uuid", "GPU-other"), "GPU-other"),
-    (lambda lease: setattr(lease.slices[0], "compute_percent", 101), "100 %"),
-    (lambda lease: lease.slices[0].relay.SetInParent(), "relay"),
-    (lambda lease: lease.slices.append(lease.slices[0]), "twice"),
-    (lambda lease: lease.ClearField("slices"), "slices"),
-], ids=["key", "id", "memory", "gpu", "percent", "relay", "twice", "slices"])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda lease: lease.ClearField("key"), "key"),
+        (lambda lease: lease.slices[0].ClearField("id"), "16 bytes"),
+        (lambda lease: lease.slices[0].ClearField("memory_bytes"), "memory"),
+        (lambda lease: setattr(lease.slices[0], "gpu_uuid", "GPU-other"), "GPU-other"),
+        (lambda lease: setattr(lease.slices[0], "compute_percent", 101), "100 %"),
+        (lambda lease: lease.slices[0].relay.SetInParent(), "relay"),
+        (lambda lease: lease.slices.append(lease.slices[0]), "twice"),
+        (lambda lease: lease.ClearField("slices"), "slices"),
+    ],
+    ids=["key", "id", "memory", "gpu", "percent", "relay", "twice", "slices"],
+)
 def test_a_wrong_state_changes_nothing(host: BrokerHost, change, word: str) -> None:
     lease, wrong = make_lease(), make_lease()
     host.push(lease)
@@ -327,8 +336,12 @@ def test_a_large_state_comes_in_parts(host: BrokerHost) -> None:
     leases = [make_lease() for _ in range(900)]
     host.generation += 1
     for at in range(0, 900, 300):
-        push = pb.Push(generation=host.generation, gpus=[pb.Gpu(uuid=GPU)] if at == 0 else [],
-                       leases=leases[at:at + 300], more=at < 600)
+        push = pb.Push(
+            generation=host.generation,
+            gpus=[pb.Gpu(uuid=GPU)] if at == 0 else [],
+            leases=leases[at : at + 300],
+            more=at < 600,
+        )
         if push.more:
             host.channel.socket.send(pb.ToBroker(push=push).SerializeToString())
     [answer] = host.channel.ask(pb.ToBroker(push=push))
@@ -340,7 +353,14 @@ def test_a_large_state_comes_in_parts(host: BrokerHost) -> None:
 
 def test_tcp_only_on_loopback(host: BrokerHost) -> None:
     lease = make_lease()
-    for address in ("0.0.0.0:0", "10.1.2.3:4000", "[::]:0", "example:1", "127.0.0.1", "127.0.0.1:99999"):
+    for address in (
+        "0.0.0.0:0",
+        "10.1.2.3:4000",
+        "[::]:0",
+        "example:1",
+        "127.0.0.1",
+        "127.0.0.1:99999",
+    ):
         host.settings.tcp_listen = address
         applied = host.push(lease)
         assert applied.tcp_error and not applied.tcp_address

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.functional.broker_host import BrokerHost, Session, broker_program, make_lease
 from tests.functional.pool import wait_for
 
@@ -17,8 +18,14 @@ USAGE, DISK, SOCKET = 2, 4, 5
 
 def run(*arguments: object, **options) -> tuple[int, str]:
     """Runs the broker where it ends by itself: status and what it said."""
-    done = subprocess.run([str(broker_program()), *map(str, arguments)], text=True, timeout=60,
-                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
+    done = subprocess.run(
+        [str(broker_program()), *map(str, arguments)],
+        text=True,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        **options,
+    )
     return done.returncode, done.stderr
 
 
@@ -94,8 +101,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
         dd if=/dev/zero of="$1/filler" bs=1k 2>/dev/null
         exec "$2" --run-dir "$1" --worker /bin/true
     """
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path),
-                           str(broker_program())], text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), str(broker_program())],
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("no right to mount")
     assert done.returncode == DISK, done.stderr
@@ -142,12 +153,23 @@ def test_strangers_do_not_push(host: BrokerHost) -> None:
             if directory != Path("/") and directory.stat().st_uid == os.getuid():
                 directory.chmod(directory.stat().st_mode | 0o011)
         child = subprocess.run(
-            ["setpriv", "--reuid", "65534", "--clear-groups", "/usr/bin/python3", "-c",
-             "import socket, sys\n"
-             "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-             "s.connect(sys.argv[1]); s.settimeout(20)\n"
-             "sys.exit(0 if s.recv(100) == b'' else 9)", str(host.run_dir / "broker.sock")],
-            timeout=60, capture_output=True, text=True)
+            [
+                "setpriv",
+                "--reuid",
+                "65534",
+                "--clear-groups",
+                "/usr/bin/python3",
+                "-c",
+                "import socket, sys\n"
+                "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+                "s.connect(sys.argv[1]); s.settimeout(20)\n"
+                "sys.exit(0 if s.recv(100) == b'' else 9)",
+                str(host.run_dir / "broker.sock"),
+            ],
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
         assert child.returncode == 0, child.stderr
         wait_for("a word about it", lambda: "65534" in host.log())
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from gpupoold.leases import broker_pb2 as pb
 from tests.functional import wire
 from tests.functional.broker_host import MIB, BrokerHost, Session, make_lease
@@ -33,8 +34,12 @@ def used(host: BrokerHost) -> int:
 def processes_of(host: BrokerHost) -> set[int]:
     """The broker's children."""
     assert host.process is not None
-    return {int(pid) for pid in
-            Path(f"/proc/{host.process.pid}/task/{host.process.pid}/children").read_text().split()}
+    return {
+        int(pid)
+        for pid in Path(f"/proc/{host.process.pid}/task/{host.process.pid}/children")
+        .read_text()
+        .split()
+    }
 
 
 def test_two_sessions_share_the_quota(host: BrokerHost) -> None:
@@ -93,10 +98,18 @@ def test_a_worker_cannot_give_back_what_it_has_not(host: BrokerHost) -> None:
         assert honest.ask("query") == [1, 100 * MIB, 60 * MIB]
 
 
-@pytest.mark.parametrize("packet", [
-    b"", b"x", os.urandom(32), struct.pack("<IIQQQ", CHARGE, 100, 1, 0, 0),
-    struct.pack("<IIQQQ", 16, 0, 1, 0, 0), struct.pack("<IIQQQ", 999, 0, 1, 0, 0),
-], ids=["empty", "short", "random", "truncated", "ready again", "unknown"])
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"x",
+        os.urandom(32),
+        struct.pack("<IIQQQ", CHARGE, 100, 1, 0, 0),
+        struct.pack("<IIQQQ", 16, 0, 1, 0, 0),
+        struct.pack("<IIQQQ", 999, 0, 1, 0, 0),
+    ],
+    ids=["empty", "short", "random", "truncated", "ready again", "unknown"],
+)
 def test_a_worker_that_sends_nonsense_is_killed(host: BrokerHost, packet: bytes) -> None:
     assert host.channel is not None
     lease = make_lease()
@@ -134,8 +147,9 @@ def test_resize_while_in_use(host: BrokerHost) -> None:
         applied = host.push(lease)
         assert [refused.id for refused in applied.refused] == [slice_id]
         assert session.ask("query") == [1, 60 * MIB, 60 * MIB]
-    [unknown] = host.channel.ask(pb.ToBroker(resize_slice=pb.ResizeSlice(slice=bytes(16),
-                                                                         memory_bytes=1)))
+    [unknown] = host.channel.ask(
+        pb.ToBroker(resize_slice=pb.ResizeSlice(slice=bytes(16), memory_bytes=1))
+    )
     assert unknown.code == pb.NOT_FOUND
 
 
@@ -176,15 +190,23 @@ def test_warm_workers(host: BrokerHost) -> None:
     wait_for("no warm worker", lambda: warm() == 0 and not processes_of(host))
 
 
-@pytest.mark.parametrize(("variable", "value", "word"), [
-    ("FAKE_WORKER_START_ERROR", "no such driver", "no such driver"),
-    ("FAKE_WORKER_CRASH", "1", "it is broken"),
-])
-def test_a_worker_that_does_not_start(host: BrokerHost, variable: str, value: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "word"),
+    [
+        ("FAKE_WORKER_START_ERROR", "no such driver", "no such driver"),
+        ("FAKE_WORKER_CRASH", "1", "it is broken"),
+    ],
+)
+def test_a_worker_that_does_not_start(
+    host: BrokerHost, variable: str, value: str, word: str
+) -> None:
     lease = make_lease()
     host.settings.worker_environment[variable] = value
     host.push(lease)
-    with Session(host.client_lease(lease)) as session, pytest.raises(Refused, match=word) as refused:
+    with (
+        Session(host.client_lease(lease)) as session,
+        pytest.raises(Refused, match=word) as refused,
+    ):
         session.worker()
     assert refused.value.code == 5
 

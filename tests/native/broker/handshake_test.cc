@@ -178,8 +178,8 @@ TEST(Handshake, SurvivesNonsense) {
       header.magic = kFrameMagic;
       header.kind = static_cast<uint16_t>(FrameKind::kHello);
       header.body_bytes = sizeof(HelloBody) + 8 * (random() % 3);
-      bytes.replace(0, std::min(bytes.size(), sizeof header),
-                    reinterpret_cast<char*>(&header), std::min(bytes.size(), sizeof header));
+      bytes.replace(0, std::min(bytes.size(), sizeof header), reinterpret_cast<char*>(&header),
+                    std::min(bytes.size(), sizeof header));
     }
     size_t at = 0;
     while (size_t count = std::min(server.wanted(), bytes.size() - at)) {
@@ -218,9 +218,10 @@ TEST(Connect, TriesCarriersInOrderUntilOneWorks) {
 
 TEST(Lease, ParsesALeaseFile) {
   const std::string key(64, 'a');
-  const std::string good = R"({"version":1,"lease":"00112233-4455-6677-8899-aabbccddeeff","key":")" +
-                           key + R"(","carriers":[{"kind":"warp","speed":9},)"
-                           R"({"kind":"unix","path":"/run/s"},{"kind":"tcp","host":"127.0.0.1","port":7}]})";
+  const std::string good =
+      R"({"version":1,"lease":"00112233-4455-6677-8899-aabbccddeeff","key":")" + key +
+      R"(","carriers":[{"kind":"warp","speed":9},)"
+      R"({"kind":"unix","path":"/run/s"},{"kind":"tcp","host":"127.0.0.1","port":7}]})";
   std::string why;
   const auto lease = parse_lease(good, &why);
   ASSERT_TRUE(lease) << why;

@@ -33,8 +33,8 @@ wire::Uuid id_of(char c) {
 class Leases : public testing::Test {
  protected:
   Leases()
-      : table(loop, [this](const wire::Uuid& id, const std::string&, bool) { ended.push_back(id); }) {
-  }
+      : table(loop,
+              [this](const wire::Uuid& id, const std::string&, bool) { ended.push_back(id); }) {}
 
   Applied apply(const Push& push) {
     std::string why;
