@@ -16,8 +16,8 @@ constexpr uint64_t kFileBytes = uint64_t{1} << 46;  // address space of the file
 
 struct Physical {
   uint64_t offset = 0, bytes = 0;
-  int references = 1;  // the handle and each mapping
-  bool handle_open = true;
+  int references = 1;    // open handles and mappings
+  int open_handles = 1;  // cuMemRetainAllocationHandle gives another one of the same value
   CUmemAllocationProp properties{};
 };
 
@@ -156,8 +156,8 @@ GPUPOOL_API cuMemRelease(CUmemGenericAllocationHandle handle) {
   VirtualMemory& m = memory();
   std::lock_guard lock(m.mutex);
   auto found = m.physical.find(handle);
-  if (found == m.physical.end() || !found->second.handle_open) return CUDA_ERROR_INVALID_VALUE;
-  found->second.handle_open = false;
+  if (found == m.physical.end() || found->second.open_handles == 0) return CUDA_ERROR_INVALID_VALUE;
+  --found->second.open_handles;
   drop(m, handle);
   return CUDA_SUCCESS;
 }
@@ -244,8 +244,7 @@ GPUPOOL_API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, vo
   auto found = std::prev(after);
   if (reinterpret_cast<uint64_t>(addr) - found->first >= found->second.bytes) return CUDA_ERROR_INVALID_VALUE;
   Physical& physical = m.physical[found->second.handle];
-  if (physical.handle_open) return CUDA_ERROR_NOT_SUPPORTED;
-  physical.handle_open = true;
+  ++physical.open_handles;
   ++physical.references;
   *handle = found->second.handle;
   return CUDA_SUCCESS;
