@@ -14,10 +14,11 @@ static pthread_barrier_t barrier;
 
 static void* work(void* argument) {
   int me = *(int*)argument;
-  CUfunction fill = kernel_of(&session, "fill");
+  CUfunction fill;
   static unsigned host[2][kCount];
   unsigned n = kCount;
   CHECK(cuCtxSetCurrent(session.context));
+  fill = kernel_of(&session, "fill");
   for (int round = 0; round < kRounds; ++round) {
     /* The thread whose turn it is fills; the other one reads behind the event. */
     int filler = round % 2;
