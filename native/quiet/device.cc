@@ -22,15 +22,16 @@ long number_from(const char* variable, long fallback, long low, long high) {
 void describe_devices(Machine* machine) {
   const long count = number_from("GPUPOOL_QUIET_DEVICES", 1, 0, 16);
   const long mib = number_from("GPUPOOL_QUIET_MEMORY_MIB", 16384, 1, 1 << 20);
-  int major = 9, minor = 0;
+  int major = 8, minor = 0;
   if (const char* text = getenv("GPUPOOL_QUIET_COMPUTE_CAPABILITY")) {
-    if (sscanf(text, "%d.%d", &major, &minor) != 2) major = 9, minor = 0;
+    if (sscanf(text, "%d.%d", &major, &minor) != 2) major = 8, minor = 0;
   }
   std::vector<Device> all(count);
   std::vector<frontdoor::DeviceUuid> uuids;
   for (int i = 0; i < count; ++i) {
     all[i].index = i;
-    all[i].uuid = {0x71, 0x75, 0x69, 0x65, 0x74, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, static_cast<uint8_t>(i + 1)};
+    all[i].uuid = {0x71, 0x75, 0x69, 0x65, 0x74, 0, 0x40, 0,
+                   0x80, 0,    0,    0,    0,    0, 0,    static_cast<uint8_t>(i + 1)};
     all[i].memory_bytes = static_cast<uint64_t>(mib) << 20;
     all[i].major = major, all[i].minor = minor;
     uuids.push_back(all[i].uuid);
@@ -134,9 +135,9 @@ Machine& machine() {
 
 using namespace gpupool::quiet;
 
-#define CHECK_DEVICE(device)                                    \
-  if (CUresult device_error; !ready(device, &device_error)) {   \
-    return device_error;                                        \
+#define CHECK_DEVICE(device)                                  \
+  if (CUresult device_error; !ready(device, &device_error)) { \
+    return device_error;                                      \
   }
 
 GPUPOOL_API cuInit(unsigned int Flags) {
@@ -193,7 +194,8 @@ GPUPOOL_API cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
 
 GPUPOOL_API cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
   CHECK_DEVICE(dev)
-  if (pi == nullptr || attrib < 1 || attrib >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+  if (pi == nullptr || attrib < 1 || attrib >= CU_DEVICE_ATTRIBUTE_MAX)
+    return CUDA_ERROR_INVALID_VALUE;
   *pi = attribute(machine().devices[dev], attrib);
   return CUDA_SUCCESS;
 }

@@ -2,9 +2,10 @@
 // remoting can be measured alone. It checks what costs nothing and logs nothing.
 //
 // GPUPOOL_QUIET_DEVICES (1), GPUPOOL_QUIET_MEMORY_MIB (16384) and GPUPOOL_QUIET_COMPUTE_CAPABILITY
-// (9.0) describe its devices.
+// (8.0) describe its devices.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -30,7 +31,7 @@ struct Device {
 };
 
 struct Machine {
-  bool initialised = false;
+  std::atomic<bool> initialised{false};
   std::vector<Device> devices;  // as the program sees them
 };
 
