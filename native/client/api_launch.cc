@@ -8,6 +8,7 @@
 #include "api/cuda_abi.h"
 #include "client/log.h"
 #include "client/modules.h"
+#include "frontdoor/runtime_caller.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -34,13 +35,15 @@ CUresult check_shape(const Context* context, const Function* function, const Con
   const uint64_t threads =
       static_cast<uint64_t>(config.block[0]) * config.block[1] * config.block[2];
   for (int i = 0; i < 3; i++) {
-    REQUIRE(config.grid[i] != 0 && config.block[i] != 0);
-    REQUIRE(config.grid[i] <=
-            static_cast<unsigned>(device[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i]));
-    REQUIRE(config.block[i] <=
-            static_cast<unsigned>(device[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i]));
+    if (config.grid[i] == 0 || config.block[i] == 0 ||
+        config.grid[i] > static_cast<unsigned>(device[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i]) ||
+        config.block[i] > static_cast<unsigned>(device[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i])) {
+      return frontdoor::kInvalidConfiguration;
+    }
   }
-  REQUIRE(threads <= static_cast<uint64_t>(device[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK]));
+  if (threads > static_cast<uint64_t>(device[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) {
+    return frontdoor::kInvalidConfiguration;
+  }
   if (function->required_threads[0] != 0) {
     for (int i = 0; i < 3; i++) {
       REQUIRE(config.block[i] == std::max(1u, function->required_threads[i]));
@@ -48,7 +51,12 @@ CUresult check_shape(const Context* context, const Function* function, const Con
   }
   if (threads > static_cast<uint64_t>(
                     function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) {
-    return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    // Too many for the registers, or more than the kernel's launch bounds.
+    const uint64_t registers =
+        threads * static_cast<uint64_t>(function->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS]);
+    return registers > static_cast<uint64_t>(device[CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK])
+               ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+               : CUDA_ERROR_INVALID_VALUE;
   }
   // Without opt-in a block has the device's default less what the kernel declares itself.
   uint64_t room = 0;
@@ -267,7 +275,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
   ENTER();
   const Config config{
       {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream};
-  return launch(context, function, config, parameters, extra);
+  return frontdoor::result_for_caller(launch(context, function, config, parameters, extra),
+                                      __builtin_return_address(0));
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* from, CUfunction function, void** parameters,
@@ -279,7 +288,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* from, CUfunction function, void*
                 from->sharedMemBytes,
                 from->hStream};
   if (const CUresult e = take_attributes(from, &config)) return e;
-  return launch(context, function, config, parameters, extra);
+  return frontdoor::result_for_caller(launch(context, function, config, parameters, extra),
+                                      __builtin_return_address(0));
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -289,7 +299,8 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
   ENTER();
   const Config config{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream,
                       wire::kLaunchCooperative};
-  return launch(context, function, config, parameters, nullptr);
+  return frontdoor::result_for_caller(launch(context, function, config, parameters, nullptr),
+                                      __builtin_return_address(0));
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function,

@@ -31,7 +31,8 @@ void note_runtime(const void* return_address) {
 CUresult result_for_caller(CUresult result, const void* return_address) {
   if (result != kInvalidConfiguration) return result;
   const void* module = module_of(return_address);
-  // From one of our own per-thread twins: whoever uses those is taken for a runtime if there is one.
+  // From one of our own per-thread twins: whoever uses those is taken for a runtime if there is
+  // one.
   const bool twin = module == module_of(reinterpret_cast<const void*>(&result_for_caller));
   for (auto& place : g_modules) {
     const void* known = place.load();

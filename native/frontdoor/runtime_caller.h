@@ -12,7 +12,8 @@ namespace gpupool::frontdoor {
 // What a launch's checks return for impossible dimensions; never leaves the library as such.
 constexpr CUresult kInvalidConfiguration = static_cast<CUresult>(9);
 
-// Remembers the module (executable or library) with this return address as one with a runtime in it.
+// Remembers the module (executable or library) with this return address as one with a runtime in
+// it.
 void note_runtime(const void* return_address);
 
 // `result`, with kInvalidConfiguration turned into what this caller expects.

@@ -166,9 +166,11 @@ CUresult self_test(uint32_t version, uint64_t unix_seconds, uint64_t result[2]) 
     if (CUresult error = cuDeviceGetUuid_v2(&uuid, device); error != CUDA_SUCCESS) return error;
     append(&message, uuid);
     for (CUdevice_attribute attribute :
-         {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID}) {
+         {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+          CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID}) {
       int value = 0;
-      if (CUresult error = cuDeviceGetAttribute(&value, attribute, device); error != CUDA_SUCCESS) return error;
+      if (CUresult error = cuDeviceGetAttribute(&value, attribute, device); error != CUDA_SUCCESS)
+        return error;
       append(&message, value);
     }
   }

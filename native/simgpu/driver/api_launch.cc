@@ -1,9 +1,12 @@
 // Launches: what CUDA reports at the call is checked here, then the launch goes into its stream.
 #include <string.h>
 
+#include "frontdoor/runtime_caller.h"
 #include "simgpu/driver/function.h"
 
 using namespace gpupool::simgpu;
+using gpupool::frontdoor::kInvalidConfiguration;
+using gpupool::frontdoor::result_for_caller;
 
 namespace {
 
@@ -47,12 +50,12 @@ CUresult gather_parameters(const KernelInfo& info, void** parameters, void** ext
 CUresult check_shape(const Shape& s, const Function& function, const KernelInfo& info,
                      const DeviceModel& model) {
   for (int i = 0; i < 3; ++i) {
-    if (!s.grid[i] || !s.block[i]) return CUDA_ERROR_INVALID_VALUE;
+    if (!s.grid[i] || !s.block[i]) return kInvalidConfiguration;
   }
-  if (s.grid[0] > 2147483647u || s.grid[1] > 65535 || s.grid[2] > 65535) return CUDA_ERROR_INVALID_VALUE;
-  if (s.block[0] > 1024 || s.block[1] > 1024 || s.block[2] > 64) return CUDA_ERROR_INVALID_VALUE;
+  if (s.grid[0] > 2147483647u || s.grid[1] > 65535 || s.grid[2] > 65535) return kInvalidConfiguration;
+  if (s.block[0] > 1024 || s.block[1] > 1024 || s.block[2] > 64) return kInvalidConfiguration;
   const uint64_t threads = uint64_t(s.block[0]) * s.block[1] * s.block[2];
-  if (threads > uint64_t(model.max_threads_per_block)) return CUDA_ERROR_INVALID_VALUE;
+  if (threads > uint64_t(model.max_threads_per_block)) return kInvalidConfiguration;
   if (info.max_threads_per_block && threads > info.max_threads_per_block) return CUDA_ERROR_INVALID_VALUE;
   if (info.required_block[0]) {
     for (int i = 0; i < 3; ++i) {
@@ -97,13 +100,16 @@ CUresult launch(CUfunction handle, const Shape& s, void** parameters, void** ext
 GPUPOOL_API cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
                            unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
                            CUstream stream, void** parameters, void** extra) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream}, parameters, extra);
+  return result_for_caller(launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream}, parameters, extra),
+                           __builtin_return_address(0));
 }
 
 GPUPOOL_API cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
                                       unsigned int bx, unsigned int by, unsigned int bz,
                                       unsigned int shared, CUstream stream, void** parameters) {
-  return launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, true}, parameters, nullptr);
+  return result_for_caller(
+      launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, true}, parameters, nullptr),
+      __builtin_return_address(0));
 }
 
 GPUPOOL_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
@@ -137,5 +143,5 @@ GPUPOOL_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** 
         }
     }
   }
-  return launch(f, s, parameters, extra);
+  return result_for_caller(launch(f, s, parameters, extra), __builtin_return_address(0));
 }
