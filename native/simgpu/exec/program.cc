@@ -23,6 +23,11 @@ int EngineProgram::kernel_index(std::string_view name) const {
 
 int EngineProgram::kernel_count() const { return static_cast<int>(kernels_.size()); }
 
+std::string EngineProgram::kernel_name(int index) const {
+  if (index < 0 || index >= kernel_count()) return "";
+  return linked_->function(linked_->kernels()[static_cast<size_t>(index)]).name;
+}
+
 void EngineProgram::decode(Slot& slot, uint32_t function) {
   auto code = std::make_unique<KernelCode>();
   code->program = linked_;

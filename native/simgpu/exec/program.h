@@ -20,6 +20,7 @@ class EngineProgram : public Program {
 
   int kernel_index(std::string_view name) const override;
   int kernel_count() const override;
+  std::string kernel_name(int index) const override;
   const KernelInfo* kernel(int index, std::string* why) override;
   std::optional<GlobalInfo> global(std::string_view name) const override;
   std::vector<std::string> global_names() const override;
