@@ -117,7 +117,7 @@ def test_deleting_by_force_ends_the_programs(pool: Pool, compiler: Compiler) -> 
 
 def test_events_tell_the_story(pool: Pool, compiler: Compiler) -> None:
     follower = pool.popen("--json", "events", "--follow")
-    done = pool.run("main", [str(compiler.driver("loop")), "1"])
+    done = pool.run("main", [str(compiler.driver("memory")), "alloc", "1"])
     assert done.returncode == 0, done.stderr
     assert follower.stdout is not None
     kinds = []
