@@ -132,7 +132,8 @@ std::optional<CubinHeader> read_cubin_header(std::span<const uint8_t> elf) {
   CubinHeader result;
   // ABI version 8 (CUDA 13) has the architecture in bits 8 to 15, older ones in bits 0 to 7.
   const bool new_layout = header.e_ident[EI_ABIVERSION] >= 8;
-  result.architecture = static_cast<int>(new_layout ? (header.e_flags >> 8) & 0xff : header.e_flags & 0xff);
+  result.architecture =
+      static_cast<int>(new_layout ? (header.e_flags >> 8) & 0xff : header.e_flags & 0xff);
   result.exact = (header.e_flags & (new_layout ? 0x8u : 0x800u)) != 0;
   result.relocatable = header.e_type == ET_REL;
   return result;
@@ -150,7 +151,8 @@ size_t trusted_cubin_bytes(const void* elf) {
   for (uint16_t i = 0; i < header.e_shnum; ++i) {
     Elf64_Shdr section;
     memcpy(&section, start + header.e_shoff + uint64_t{i} * header.e_shentsize, sizeof section);
-    if (section.sh_type != SHT_NOBITS) end = std::max<uint64_t>(end, section.sh_offset + section.sh_size);
+    if (section.sh_type != SHT_NOBITS)
+      end = std::max<uint64_t>(end, section.sh_offset + section.sh_size);
   }
   return end;
 }
@@ -176,7 +178,8 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
     constexpr std::string_view kInfo = ".nv.info.", kShared = ".nv.shared.";
     if (name.starts_with(kInfo)) {
       auto kernel = kernels.find(name.substr(kInfo.size()));
-      if (kernel != kernels.end() && !read_kernel_info(elf.bytes(section), &kernel->second)) return false;
+      if (kernel != kernels.end() && !read_kernel_info(elf.bytes(section), &kernel->second))
+        return false;
     } else if (name.starts_with(kShared)) {
       auto kernel = kernels.find(name.substr(kShared.size()));
       if (kernel != kernels.end() && section.sh_size <= UINT32_MAX) {
@@ -194,7 +197,8 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
       Elf64_Sym symbol;
       memcpy(&symbol, symbols.data() + at, sizeof symbol);
       const std::string_view name = elf.text(strings, symbol.st_name);
-      if (name.empty() || symbol.st_shndx == SHN_UNDEF || symbol.st_shndx >= elf.sections().size()) continue;
+      if (name.empty() || symbol.st_shndx == SHN_UNDEF || symbol.st_shndx >= elf.sections().size())
+        continue;
       const int type = ELF64_ST_TYPE(symbol.st_info);
       if (type == STT_FUNC && (symbol.st_other & kEntryPoint) != 0) entries.emplace(name, true);
       if (type != STT_OBJECT) continue;

@@ -7,7 +7,8 @@
 namespace gpupool::frontdoor {
 
 // One byte in the static TLS block: a library that is loaded late finds little room there.
-extern __thread bool t_per_thread_stream __attribute__((tls_model("initial-exec"), visibility("hidden")));
+extern __thread bool t_per_thread_stream
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 // Alive while a per-thread twin runs its base function. Generated twins use it.
 class PerThreadStream {
@@ -21,7 +22,8 @@ class PerThreadStream {
   bool saved_;
 };
 
-// The stream that `stream` stands for: never null, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD instead.
+// The stream that `stream` stands for: never null, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD
+// instead.
 inline CUstream resolve_stream(CUstream stream) {
   if (stream != nullptr) return stream;
   return t_per_thread_stream ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;

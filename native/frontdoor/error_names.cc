@@ -21,8 +21,9 @@ constexpr ResultName kResults[] = {
 };
 
 const ResultName* find(CUresult error) {
-  const ResultName* found = std::lower_bound(std::begin(kResults), std::end(kResults), static_cast<int>(error),
-                                             [](const ResultName& r, int value) { return r.value < value; });
+  const ResultName* found =
+      std::lower_bound(std::begin(kResults), std::end(kResults), static_cast<int>(error),
+                       [](const ResultName& r, int value) { return r.value < value; });
   return found != std::end(kResults) && found->value == static_cast<int>(error) ? found : nullptr;
 }
 

@@ -25,9 +25,19 @@ Slot slot(F* function) {
   return reinterpret_cast<Slot>(function);
 }
 
-enum TableNumber { kRuntime, kToolsHooks, kToolsTls, kToolsContext, kChecks, kSelfTest, kTma, kToolsModule };
-constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "TOOLS_RUNTIME_CALLBACK_HOOKS", "TOOLS_TLS",
-                                       "TOOLS_CONTEXT",    "CONTEXT_CHECKS",               "INTEGRITY_CHECK",
+enum TableNumber {
+  kRuntime,
+  kToolsHooks,
+  kToolsTls,
+  kToolsContext,
+  kChecks,
+  kSelfTest,
+  kTma,
+  kToolsModule
+};
+constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "TOOLS_RUNTIME_CALLBACK_HOOKS",
+                                       "TOOLS_TLS",        "TOOLS_CONTEXT",
+                                       "CONTEXT_CHECKS",   "INTEGRITY_CHECK",
                                        "1734dc26",         "TOOLS_MODULE"};
 
 // A slot that nobody is known to need. That it is called is worth knowing when a client fails.
@@ -35,7 +45,8 @@ template <int table, int index>
 CUresult unknown_slot() {
   static std::atomic<bool> said{false};
   if (!said.exchange(true)) {
-    log(LogLevel::kInfo, "private table %s: slot %d was called and is not supported", kTableNames[table], index);
+    log(LogLevel::kInfo, "private table %s: slot %d was called and is not supported",
+        kTableNames[table], index);
   }
   return CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -87,7 +98,9 @@ CUresult hooks_domains(void** buffer, size_t* count) {
 CUresult tls_current_context(CUcontext* context) { return cuCtxGetCurrent(context); }
 
 // --- TOOLS_CONTEXT
-CUresult tools_context_id(CUcontext context, unsigned long long* id) { return cuCtxGetId(context, id); }
+CUresult tools_context_id(CUcontext context, unsigned long long* id) {
+  return cuCtxGetId(context, id);
+}
 
 uint64_t g_stream_object[64];
 
@@ -117,7 +130,8 @@ int tools_visit_module(CUcontext, CUmodule module, ModuleVisitor visit, void* us
   auto* functions = new CUfunction[count];
   int taken = 0;
   if (cuModuleEnumerateFunctions(functions, count, module) == CUDA_SUCCESS) {
-    for (unsigned i = 0; i < count && taken == 0; ++i) taken = visit(user, functions[i], nullptr) == 0;
+    for (unsigned i = 0; i < count && taken == 0; ++i)
+      taken = visit(user, functions[i], nullptr) == 0;
   }
   delete[] functions;
   return taken;
@@ -205,7 +219,8 @@ GPUPOOL_EXPORT cuGetExportTable(const void** ppExportTable, const CUuuid* pExpor
     return CUDA_SUCCESS;
   }
   log(LogLevel::kWarning,
-      "a client asked for the private table %s, which this library does not know; if the client fails, this may"
+      "a client asked for the private table %s, which this library does not know; if the client "
+      "fails, this may"
       " be why",
       uuid);
   return CUDA_ERROR_NOT_FOUND;

@@ -8,8 +8,8 @@ namespace gpupool::frontdoor {
 using Function = int (*)();
 
 struct Export {
-  const char* base;     // the name that cuGetProcAddress is asked for
-  int since;            // CUDA version in which this ABI of it appeared
+  const char* base;  // the name that cuGetProcAddress is asked for
+  int since;         // CUDA version in which this ABI of it appeared
   Function function;
   Function per_thread;  // its _ptds or _ptsz twin, or nullptr
   Function probe;       // equal to `stub` when the library does not define the function

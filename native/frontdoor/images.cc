@@ -15,8 +15,8 @@ namespace {
 constexpr uint32_t kWrapperMagic = 0x466243B1;
 constexpr uint32_t kFatbinMagic = 0xBA55ED50;
 
-// nvcc's wrapper. Version 2 (relocatable device code): `parts` is an array of fat binaries that ends
-// with a null pointer, all of which are linked.
+// nvcc's wrapper. Version 2 (relocatable device code): `parts` is an array of fat binaries that
+// ends with a null pointer, all of which are linked.
 struct Wrapper {
   uint32_t magic, version;
   const void* fatbin;
@@ -59,8 +59,9 @@ bool read(Bytes data, size_t at, T* value) {
 
 CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
   FatbinHeader header;
-  if (!read(data, 0, &header) || header.magic != kFatbinMagic || header.header_bytes < sizeof header ||
-      header.header_bytes > data.size() || header.bytes > data.size() - header.header_bytes) {
+  if (!read(data, 0, &header) || header.magic != kFatbinMagic ||
+      header.header_bytes < sizeof header || header.header_bytes > data.size() ||
+      header.bytes > data.size() - header.header_bytes) {
     return CUDA_ERROR_INVALID_IMAGE;
   }
   Bytes rest = data.subspan(header.header_bytes, header.bytes);
@@ -72,7 +73,7 @@ CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
       return CUDA_ERROR_INVALID_IMAGE;
     }
     Candidate candidate;
-    candidate.kind = entry.kind == kEntryPtx ? CodeKind::kPtx
+    candidate.kind = entry.kind == kEntryPtx   ? CodeKind::kPtx
                      : entry.kind == kEntryElf ? CodeKind::kCubin
                                                : CodeKind::kOther;
     candidate.architecture = entry.architecture <= 10000 ? static_cast<int>(entry.architecture) : 0;
@@ -81,7 +82,8 @@ CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
     if (entry.compressed_bytes != 0 && (entry.flags & (kFlagLz4 | kFlagZstd)) != 0) {
       if (entry.compressed_bytes > entry.payload_bytes) return CUDA_ERROR_INVALID_IMAGE;
       candidate.stored = candidate.stored.first(entry.compressed_bytes);
-      candidate.compression = (entry.flags & kFlagZstd) != 0 ? Compression::kZstd : Compression::kLz4;
+      candidate.compression =
+          (entry.flags & kFlagZstd) != 0 ? Compression::kZstd : Compression::kLz4;
       candidate.raw_bytes = entry.raw_bytes;
     }
     if (entry.name_bytes != 0 && entry.name_offset <= entry.header_bytes &&
@@ -99,8 +101,10 @@ CUresult read_trusted_fatbin(const void* fatbin, std::vector<Candidate>* part) {
   FatbinHeader header;
   if (fatbin == nullptr) return CUDA_ERROR_INVALID_IMAGE;
   memcpy(&header, fatbin, sizeof header);
-  if (header.magic != kFatbinMagic || header.bytes > UINT64_MAX / 2) return CUDA_ERROR_INVALID_IMAGE;
-  return read_fatbin({static_cast<const uint8_t*>(fatbin), header.header_bytes + header.bytes}, part);
+  if (header.magic != kFatbinMagic || header.bytes > UINT64_MAX / 2)
+    return CUDA_ERROR_INVALID_IMAGE;
+  return read_fatbin({static_cast<const uint8_t*>(fatbin), header.header_bytes + header.bytes},
+                     part);
 }
 
 Candidate elf_candidate(Bytes elf) {
@@ -234,7 +238,8 @@ CUresult open_bounded(Bytes image, Image* result) {
   return CUDA_ERROR_INVALID_IMAGE;
 }
 
-CUresult select(const std::vector<Candidate>& part, const Selection& selection, const Candidate** best) {
+CUresult select(const std::vector<Candidate>& part, const Selection& selection,
+                const Candidate** best) {
   *best = nullptr;
   const int device = 10 * selection.major + selection.minor;
   int best_architecture = -1;
@@ -244,7 +249,9 @@ CUresult select(const std::vector<Candidate>& part, const Selection& selection, 
       continue;
     }
     const int architecture = candidate.architecture;
-    if (architecture / 10 != selection.major || architecture > device || architecture <= best_architecture) continue;
+    if (architecture / 10 != selection.major || architecture > device ||
+        architecture <= best_architecture)
+      continue;
     if (architecture != device && cubin_is_exact(candidate)) continue;
     best_architecture = architecture;
     *best = &candidate;
@@ -255,13 +262,16 @@ CUresult select(const std::vector<Candidate>& part, const Selection& selection, 
     int architecture = candidate.architecture;
     bool exact = false;
     // An entry's header gives the architecture; only the text says whether it is bound to it.
-    if (architecture == 0 || (architecture >= 90 && architecture != device && architecture > best_architecture)) {
+    if (architecture == 0 ||
+        (architecture >= 90 && architecture != device && architecture > best_architecture)) {
       if (!ptx_target(candidate, &architecture, &exact)) {
         // Broken text: let the compiler say what is wrong with it, if there is nothing better.
         architecture = 0;
       }
     }
-    if (architecture > device || architecture <= best_architecture || (exact && architecture != device)) continue;
+    if (architecture > device || architecture <= best_architecture ||
+        (exact && architecture != device))
+      continue;
     best_architecture = architecture;
     *best = &candidate;
   }
@@ -283,9 +293,9 @@ CUresult extract(const Candidate& candidate, uint64_t limit, std::vector<uint8_t
         return CUDA_ERROR_INVALID_IMAGE;
       }
       code->resize(candidate.raw_bytes);
-      const int written =
-          LZ4_decompress_safe(reinterpret_cast<const char*>(stored.data()), reinterpret_cast<char*>(code->data()),
-                              static_cast<int>(stored.size()), static_cast<int>(code->size()));
+      const int written = LZ4_decompress_safe(
+          reinterpret_cast<const char*>(stored.data()), reinterpret_cast<char*>(code->data()),
+          static_cast<int>(stored.size()), static_cast<int>(code->size()));
       if (written < 0) {
         code->clear();
         return CUDA_ERROR_INVALID_IMAGE;
@@ -298,7 +308,8 @@ CUresult extract(const Candidate& candidate, uint64_t limit, std::vector<uint8_t
         return CUDA_ERROR_INVALID_IMAGE;
       }
       code->resize(candidate.raw_bytes);
-      const size_t written = ZSTD_decompress(code->data(), code->size(), stored.data(), stored.size());
+      const size_t written =
+          ZSTD_decompress(code->data(), code->size(), stored.data(), stored.size());
       if (ZSTD_isError(written) || written != code->size()) {
         code->clear();
         return CUDA_ERROR_INVALID_IMAGE;

@@ -1,4 +1,5 @@
-// The formats in which device code comes: fat binaries (with or without their wrapper), cubins, PTX.
+// The formats in which device code comes: fat binaries (with or without their wrapper), cubins,
+// PTX.
 //
 // An image either is the calling program's own (a pointer without a length, trusted as far as the
 // program trusts itself), or came from somewhere else: then every offset and size in it is checked.
@@ -21,9 +22,9 @@ enum class ImageKind {
   kUnknown,
   kWrapper,  // what nvcc's host code registers: points to one or more fat binaries
   kFatbin,
-  kElf,      // a cubin
-  kPtx,      // text
-  kTileIr,   // a newer form of NVIDIA's; nothing here can use it
+  kElf,     // a cubin
+  kPtx,     // text
+  kTileIr,  // a newer form of NVIDIA's; nothing here can use it
 };
 
 // By the first bytes.
@@ -35,7 +36,7 @@ enum class Compression { kNone, kLz4, kZstd };
 // One piece of code of an image, as it lies there.
 struct Candidate {
   CodeKind kind = CodeKind::kOther;
-  int architecture = 0;    // 10 * major + minor of its compute capability; 0: look into it
+  int architecture = 0;  // 10 * major + minor of its compute capability; 0: look into it
   Compression compression = Compression::kNone;
   Bytes stored;            // points into the image
   uint64_t raw_bytes = 0;  // size when decompressed
@@ -61,13 +62,14 @@ CUresult open_bounded(Bytes image, Image* result);
 
 // What the code is allowed to be.
 struct Selection {
-  int major = 0, minor = 0;   // the device's compute capability
+  int major = 0, minor = 0;  // the device's compute capability
   bool cubin = true, ptx = true;
 };
 
 // The best candidate of a part: a cubin of the same major and the highest not higher minor version,
 // else the newest PTX that is not newer than the device. CUDA_ERROR_NO_BINARY_FOR_GPU: none fits.
-CUresult select(const std::vector<Candidate>& part, const Selection& selection, const Candidate** best);
+CUresult select(const std::vector<Candidate>& part, const Selection& selection,
+                const Candidate** best);
 
 // The candidate's code, decompressed; PTX without the NULs at its end. At most `limit` bytes:
 // CUDA_ERROR_OUT_OF_MEMORY if it is larger; CUDA_ERROR_INVALID_IMAGE if it is broken.

@@ -29,7 +29,8 @@ bool log_enabled(LogLevel level) { return level <= threshold(); }
 void log(LogLevel level, const char* format, ...) {
   if (!log_enabled(level)) return;
   char line[1024];
-  int used = snprintf(line, sizeof line, "gpupool[%d]: %s: ", getpid(), kNames[static_cast<int>(level)]);
+  int used =
+      snprintf(line, sizeof line, "gpupool[%d]: %s: ", getpid(), kNames[static_cast<int>(level)]);
   va_list arguments;
   va_start(arguments, format);
   int more = vsnprintf(line + used, sizeof line - used - 1, format, arguments);

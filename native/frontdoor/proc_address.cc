@@ -29,8 +29,9 @@ int call_of_undefined(unsigned index) {
 Lookup find_export(const char* base, int version, bool per_thread, Function* found) {
   *found = nullptr;
   const Export* end = kExports + kExportCount;
-  const Export* entry = std::lower_bound(
-      kExports, end, base, [](const Export& e, const char* name) { return strcmp(e.base, name) < 0; });
+  const Export* entry =
+      std::lower_bound(kExports, end, base,
+                       [](const Export& e, const char* name) { return strcmp(e.base, name) < 0; });
   if (entry == end || strcmp(entry->base, base) != 0) return Lookup::kUnknownName;
   const Export* best = nullptr;
   bool any_defined = false;
@@ -47,12 +48,13 @@ Lookup find_export(const char* base, int version, bool per_thread, Function* fou
 }  // namespace gpupool::frontdoor
 
 using gpupool::frontdoor::Function;
-using gpupool::frontdoor::Lookup;
 using gpupool::frontdoor::LogLevel;
+using gpupool::frontdoor::Lookup;
 
-GPUPOOL_EXPORT cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
-                                   CUdriverProcAddressQueryResult* symbolStatus) {
-  if (symbol == nullptr || pfn == nullptr || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) {
+GPUPOOL_EXPORT cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion,
+                                   cuuint64_t flags, CUdriverProcAddressQueryResult* symbolStatus) {
+  if (symbol == nullptr || pfn == nullptr ||
+      flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *pfn = nullptr;
@@ -73,7 +75,8 @@ GPUPOOL_EXPORT cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersi
   }
   if (lookup == Lookup::kFound) return CUDA_SUCCESS;
   if (gpupool::frontdoor::log_enabled(LogLevel::kDebug)) {
-    gpupool::frontdoor::log(LogLevel::kDebug, "cuGetProcAddress: %s for CUDA %d: %s", symbol, cudaVersion,
+    gpupool::frontdoor::log(LogLevel::kDebug, "cuGetProcAddress: %s for CUDA %d: %s", symbol,
+                            cudaVersion,
                             lookup == Lookup::kUnknownName ? "no such name" : "not supported");
   }
   return CUDA_ERROR_NOT_FOUND;

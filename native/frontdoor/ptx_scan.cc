@@ -9,8 +9,8 @@ namespace gpupool::frontdoor {
 namespace {
 
 bool is_word(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$' ||
-         c == '%' || c == '.' || (c & 0x80) != 0;
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+         c == '$' || c == '%' || c == '.' || (c & 0x80) != 0;
 }
 
 // Words (with the dots that begin or join them), numbers, strings and single other characters.
@@ -84,7 +84,8 @@ class Lexer {
   }
 
   int line() const {
-    return 1 + static_cast<int>(std::count(text_.begin(), text_.begin() + std::min(at_, text_.size()), '\n'));
+    return 1 + static_cast<int>(
+                   std::count(text_.begin(), text_.begin() + std::min(at_, text_.size()), '\n'));
   }
 
  private:
@@ -270,8 +271,10 @@ class Scanner {
       } else if (lexer_.accept(".ptr")) {
         // What a pointer points to: a space and an alignment, which are not the parameter's.
         while (lexer_.token().starts_with('.')) {
-          if (lexer_.accept(".align")) lexer_.advance();
-          else lexer_.advance();
+          if (lexer_.accept(".align"))
+            lexer_.advance();
+          else
+            lexer_.advance();
         }
       } else if (lexer_.accept(".v2")) {
         vector = 2;
@@ -309,7 +312,8 @@ class Scanner {
       auto value = number(lexer_.token());
       lexer_.advance();
       if (!value || !lexer_.accept("]")) return fail("an array's size is wrong"), false;
-      if (*value != 0 && bytes > kMaxVariableBytes / *value) return fail("an array is too large"), false;
+      if (*value != 0 && bytes > kMaxVariableBytes / *value)
+        return fail("an array is too large"), false;
       bytes *= *value;
     }
     result->bytes = bytes;
@@ -331,7 +335,8 @@ class Scanner {
         if (parameter.unsized || offset + parameter.bytes > kMaxParameterBytes) {
           return fail("the parameters are too large");
         }
-        kernel.parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(parameter.bytes)});
+        kernel.parameters.push_back(
+            {static_cast<uint32_t>(offset), static_cast<uint32_t>(parameter.bytes)});
         offset += parameter.bytes;
         if (!lexer_.accept(",") && !lexer_.is(")")) return fail("a parameter list is wrong");
       }

@@ -29,8 +29,10 @@ std::string hex_digits(const DeviceUuid& uuid) {
 }
 
 int find_device(std::string_view entry, const std::vector<DeviceUuid>& devices) {
-  while (!entry.empty() && std::isspace(static_cast<unsigned char>(entry.front()))) entry.remove_prefix(1);
-  while (!entry.empty() && std::isspace(static_cast<unsigned char>(entry.back()))) entry.remove_suffix(1);
+  while (!entry.empty() && std::isspace(static_cast<unsigned char>(entry.front())))
+    entry.remove_prefix(1);
+  while (!entry.empty() && std::isspace(static_cast<unsigned char>(entry.back())))
+    entry.remove_suffix(1);
   if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) {
     const std::string prefix = hex_digits(entry.substr(4));
     if (prefix.empty()) return -1;

@@ -28,7 +28,8 @@ void end_context(CUcontext context) {
 CUresult create(CUcontext* result, unsigned flags, CUdevice device) {
   if (!machine().initialised) return CUDA_ERROR_NOT_INITIALIZED;
   if (result == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (device < 0 || static_cast<size_t>(device) >= machine().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  if (device < 0 || static_cast<size_t>(device) >= machine().devices.size())
+    return CUDA_ERROR_INVALID_DEVICE;
   auto* context = new CUctx_st;
   context->device = device;
   context->flags = flags;
@@ -40,8 +41,10 @@ CUresult create(CUcontext* result, unsigned flags, CUdevice device) {
 
 CUctx_st* primary_of(CUdevice device, CUresult* error) {
   *error = CUDA_SUCCESS;
-  if (!machine().initialised) *error = CUDA_ERROR_NOT_INITIALIZED;
-  else if (device < 0 || static_cast<size_t>(device) >= machine().devices.size()) *error = CUDA_ERROR_INVALID_DEVICE;
+  if (!machine().initialised)
+    *error = CUDA_ERROR_NOT_INITIALIZED;
+  else if (device < 0 || static_cast<size_t>(device) >= machine().devices.size())
+    *error = CUDA_ERROR_INVALID_DEVICE;
   return *error == CUDA_SUCCESS ? machine().devices[device].primary : nullptr;
 }
 
@@ -113,9 +116,12 @@ GPUPOOL_API cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, int* a
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) { return create(pctx, flags, dev); }
+GPUPOOL_API cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
+  return create(pctx, flags, dev);
+}
 
-GPUPOOL_API cuCtxCreate_v3(CUcontext* pctx, CUexecAffinityParam*, int, unsigned int flags, CUdevice dev) {
+GPUPOOL_API cuCtxCreate_v3(CUcontext* pctx, CUexecAffinityParam*, int, unsigned int flags,
+                           CUdevice dev) {
   return create(pctx, flags, dev);
 }
 

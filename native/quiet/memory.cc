@@ -58,11 +58,14 @@ void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 CUresult copy_2d(const CUDA_MEMCPY2D* c) {
   if (current_context() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if (c == nullptr || c->srcMemoryType == CU_MEMORYTYPE_ARRAY || c->dstMemoryType == CU_MEMORYTYPE_ARRAY) {
+  if (c == nullptr || c->srcMemoryType == CU_MEMORYTYPE_ARRAY ||
+      c->dstMemoryType == CU_MEMORYTYPE_ARRAY) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const auto* source = static_cast<const char*>(c->srcMemoryType == CU_MEMORYTYPE_HOST ? c->srcHost : pointer(c->srcDevice));
-  auto* destination = static_cast<char*>(c->dstMemoryType == CU_MEMORYTYPE_HOST ? c->dstHost : pointer(c->dstDevice));
+  const auto* source = static_cast<const char*>(
+      c->srcMemoryType == CU_MEMORYTYPE_HOST ? c->srcHost : pointer(c->srcDevice));
+  auto* destination = static_cast<char*>(
+      c->dstMemoryType == CU_MEMORYTYPE_HOST ? c->dstHost : pointer(c->dstDevice));
   for (size_t row = 0; row < c->Height; ++row) {
     memmove(destination + c->dstXInBytes + (c->dstY + row) * c->dstPitch,
             source + c->srcXInBytes + (c->srcY + row) * c->srcPitch, c->WidthInBytes);
@@ -115,7 +118,8 @@ void release_all(CUcontext context) {
     Registry& r = registry();
     std::lock_guard lock(r.mutex);
     for (const auto& [begin, allocation] : r.by_begin) {
-      if (allocation.context == context && allocation.kind == MemoryKind::kDevice) addresses.push_back(begin);
+      if (allocation.context == context && allocation.kind == MemoryKind::kDevice)
+        addresses.push_back(begin);
     }
   }
   for (uint64_t address : addresses) release(address, MemoryKind::kDevice);
@@ -172,8 +176,10 @@ GPUPOOL_API cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   return error;
 }
 
-GPUPOOL_API cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height, unsigned int) {
-  if (pPitch == nullptr || WidthInBytes == 0 || Height == 0 || WidthInBytes > (size_t{1} << 40)) return CUDA_ERROR_INVALID_VALUE;
+GPUPOOL_API cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes,
+                               size_t Height, unsigned int) {
+  if (pPitch == nullptr || WidthInBytes == 0 || Height == 0 || WidthInBytes > (size_t{1} << 40))
+    return CUDA_ERROR_INVALID_VALUE;
   *pPitch = (WidthInBytes + 511) / 512 * 512;
   if (Height > SIZE_MAX / *pPitch) return CUDA_ERROR_OUT_OF_MEMORY;
   return cuMemAlloc_v2(dptr, *pPitch * Height);
@@ -192,7 +198,9 @@ GPUPOOL_API cuMemHostAlloc(void** pp, size_t bytesize, unsigned int) {
   return error;
 }
 
-GPUPOOL_API cuMemAllocHost_v2(void** pp, size_t bytesize) { return cuMemHostAlloc(pp, bytesize, 0); }
+GPUPOOL_API cuMemAllocHost_v2(void** pp, size_t bytesize) {
+  return cuMemHostAlloc(pp, bytesize, 0);
+}
 
 GPUPOOL_API cuMemFreeHost(void* p) {
   return p == nullptr ? CUDA_SUCCESS : release(reinterpret_cast<uint64_t>(p), MemoryKind::kHost);
@@ -204,7 +212,8 @@ GPUPOOL_API cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int) {
   std::lock_guard lock(r.mutex);
   const auto address = reinterpret_cast<uint64_t>(p);
   if (find_locked(r, address) != r.by_begin.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  r.by_begin[address] = {address, bytesize, MemoryKind::kRegistered, current_context(), r.next_id++};
+  r.by_begin[address] = {address, bytesize, MemoryKind::kRegistered, current_context(),
+                         r.next_id++};
   return CUDA_SUCCESS;
 }
 
@@ -221,7 +230,8 @@ GPUPOOL_API cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned i
 
 GPUPOOL_API cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   Allocation found;
-  if (pFlags == nullptr || !find_allocation(reinterpret_cast<uint64_t>(p), &found)) return CUDA_ERROR_INVALID_VALUE;
+  if (pFlags == nullptr || !find_allocation(reinterpret_cast<uint64_t>(p), &found))
+    return CUDA_ERROR_INVALID_VALUE;
   *pFlags = CU_MEMHOSTALLOC_DEVICEMAP;
   return CUDA_SUCCESS;
 }
@@ -236,7 +246,9 @@ GPUPOOL_API cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdevicep
 
 namespace {
 
-bool is_host(const Allocation& a) { return a.kind == MemoryKind::kHost || a.kind == MemoryKind::kRegistered; }
+bool is_host(const Allocation& a) {
+  return a.kind == MemoryKind::kHost || a.kind == MemoryKind::kRegistered;
+}
 
 template <typename T>
 CUresult put(void* data, T value) {
@@ -245,12 +257,15 @@ CUresult put(void* data, T value) {
 }
 
 // `known` false: zeros, as cuPointerGetAttributes gives for memory that CUDA does not know.
-CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr p, const Allocation& a, bool known) {
+CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr p,
+                           const Allocation& a, bool known) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return put(data, known ? a.context : nullptr);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return put<unsigned>(data, !known ? 0 : is_host(a) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
+      return put<unsigned>(data, !known       ? 0
+                                 : is_host(a) ? CU_MEMORYTYPE_HOST
+                                              : CU_MEMORYTYPE_DEVICE);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return put<CUdeviceptr>(data, known ? p : 0);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
@@ -286,13 +301,15 @@ GPUPOOL_API cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUd
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Allocation found;
   const bool known = find_allocation(ptr, &found);
-  if (!known && attribute != CU_POINTER_ATTRIBUTE_IS_MANAGED && attribute != CU_POINTER_ATTRIBUTE_MAPPED) {
+  if (!known && attribute != CU_POINTER_ATTRIBUTE_IS_MANAGED &&
+      attribute != CU_POINTER_ATTRIBUTE_MAPPED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   return pointer_attribute(data, attribute, ptr, found, known);
 }
 
-GPUPOOL_API cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr) {
+GPUPOOL_API cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes,
+                                   void** data, CUdeviceptr ptr) {
   if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Allocation found;
   const bool known = find_allocation(ptr, &found);
@@ -303,18 +320,25 @@ GPUPOOL_API cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribu
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) { return copy(pointer(dst), pointer(src), ByteCount); }
+GPUPOOL_API cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
+  return copy(pointer(dst), pointer(src), ByteCount);
+}
 GPUPOOL_API cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream) {
   return copy(pointer(dst), pointer(src), ByteCount);
 }
 GPUPOOL_API cuMemcpyPeer(CUdeviceptr dst, CUcontext, CUdeviceptr src, CUcontext, size_t ByteCount) {
   return copy(pointer(dst), pointer(src), ByteCount);
 }
-GPUPOOL_API cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext, CUdeviceptr src, CUcontext, size_t ByteCount, CUstream) {
+GPUPOOL_API cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext, CUdeviceptr src, CUcontext,
+                              size_t ByteCount, CUstream) {
   return copy(pointer(dst), pointer(src), ByteCount);
 }
-GPUPOOL_API cuMemcpyHtoD_v2(CUdeviceptr dst, const void* src, size_t ByteCount) { return copy(pointer(dst), src, ByteCount); }
-GPUPOOL_API cuMemcpyDtoH_v2(void* dst, CUdeviceptr src, size_t ByteCount) { return copy(dst, pointer(src), ByteCount); }
+GPUPOOL_API cuMemcpyHtoD_v2(CUdeviceptr dst, const void* src, size_t ByteCount) {
+  return copy(pointer(dst), src, ByteCount);
+}
+GPUPOOL_API cuMemcpyDtoH_v2(void* dst, CUdeviceptr src, size_t ByteCount) {
+  return copy(dst, pointer(src), ByteCount);
+}
 GPUPOOL_API cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
   return copy(pointer(dst), pointer(src), ByteCount);
 }
@@ -331,15 +355,42 @@ GPUPOOL_API cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy); }
 GPUPOOL_API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return copy_2d(pCopy); }
 GPUPOOL_API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream) { return copy_2d(pCopy); }
 
-GPUPOOL_API cuMemsetD8_v2(CUdeviceptr d, unsigned char v, size_t n) { return fill<uint8_t>(d, 0, v, n, 1); }
-GPUPOOL_API cuMemsetD16_v2(CUdeviceptr d, unsigned short v, size_t n) { return fill<uint16_t>(d, 0, v, n, 1); }
-GPUPOOL_API cuMemsetD32_v2(CUdeviceptr d, unsigned int v, size_t n) { return fill<uint32_t>(d, 0, v, n, 1); }
-GPUPOOL_API cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream) { return fill<uint8_t>(d, 0, v, n, 1); }
-GPUPOOL_API cuMemsetD16Async(CUdeviceptr d, unsigned short v, size_t n, CUstream) { return fill<uint16_t>(d, 0, v, n, 1); }
-GPUPOOL_API cuMemsetD32Async(CUdeviceptr d, unsigned int v, size_t n, CUstream) { return fill<uint32_t>(d, 0, v, n, 1); }
-GPUPOOL_API cuMemsetD2D8_v2(CUdeviceptr d, size_t pitch, unsigned char v, size_t w, size_t h) { return fill<uint8_t>(d, pitch, v, w, h); }
-GPUPOOL_API cuMemsetD2D16_v2(CUdeviceptr d, size_t pitch, unsigned short v, size_t w, size_t h) { return fill<uint16_t>(d, pitch, v, w, h); }
-GPUPOOL_API cuMemsetD2D32_v2(CUdeviceptr d, size_t pitch, unsigned int v, size_t w, size_t h) { return fill<uint32_t>(d, pitch, v, w, h); }
-GPUPOOL_API cuMemsetD2D8Async(CUdeviceptr d, size_t pitch, unsigned char v, size_t w, size_t h, CUstream) { return fill<uint8_t>(d, pitch, v, w, h); }
-GPUPOOL_API cuMemsetD2D16Async(CUdeviceptr d, size_t pitch, unsigned short v, size_t w, size_t h, CUstream) { return fill<uint16_t>(d, pitch, v, w, h); }
-GPUPOOL_API cuMemsetD2D32Async(CUdeviceptr d, size_t pitch, unsigned int v, size_t w, size_t h, CUstream) { return fill<uint32_t>(d, pitch, v, w, h); }
+GPUPOOL_API cuMemsetD8_v2(CUdeviceptr d, unsigned char v, size_t n) {
+  return fill<uint8_t>(d, 0, v, n, 1);
+}
+GPUPOOL_API cuMemsetD16_v2(CUdeviceptr d, unsigned short v, size_t n) {
+  return fill<uint16_t>(d, 0, v, n, 1);
+}
+GPUPOOL_API cuMemsetD32_v2(CUdeviceptr d, unsigned int v, size_t n) {
+  return fill<uint32_t>(d, 0, v, n, 1);
+}
+GPUPOOL_API cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream) {
+  return fill<uint8_t>(d, 0, v, n, 1);
+}
+GPUPOOL_API cuMemsetD16Async(CUdeviceptr d, unsigned short v, size_t n, CUstream) {
+  return fill<uint16_t>(d, 0, v, n, 1);
+}
+GPUPOOL_API cuMemsetD32Async(CUdeviceptr d, unsigned int v, size_t n, CUstream) {
+  return fill<uint32_t>(d, 0, v, n, 1);
+}
+GPUPOOL_API cuMemsetD2D8_v2(CUdeviceptr d, size_t pitch, unsigned char v, size_t w, size_t h) {
+  return fill<uint8_t>(d, pitch, v, w, h);
+}
+GPUPOOL_API cuMemsetD2D16_v2(CUdeviceptr d, size_t pitch, unsigned short v, size_t w, size_t h) {
+  return fill<uint16_t>(d, pitch, v, w, h);
+}
+GPUPOOL_API cuMemsetD2D32_v2(CUdeviceptr d, size_t pitch, unsigned int v, size_t w, size_t h) {
+  return fill<uint32_t>(d, pitch, v, w, h);
+}
+GPUPOOL_API cuMemsetD2D8Async(CUdeviceptr d, size_t pitch, unsigned char v, size_t w, size_t h,
+                              CUstream) {
+  return fill<uint8_t>(d, pitch, v, w, h);
+}
+GPUPOOL_API cuMemsetD2D16Async(CUdeviceptr d, size_t pitch, unsigned short v, size_t w, size_t h,
+                               CUstream) {
+  return fill<uint16_t>(d, pitch, v, w, h);
+}
+GPUPOOL_API cuMemsetD2D32Async(CUdeviceptr d, size_t pitch, unsigned int v, size_t w, size_t h,
+                               CUstream) {
+  return fill<uint32_t>(d, pitch, v, w, h);
+}

@@ -30,7 +30,8 @@ int device_of(CUcontext context) { return context != nullptr ? context->device :
 CUresult add_code(CUmod_st* module, CodeKind kind, const std::vector<uint8_t>& code) {
   ProgramInfo info;
   if (kind == CodeKind::kPtx) {
-    if (!scan_ptx({reinterpret_cast<const char*>(code.data()), code.size()}, &info, nullptr)) return CUDA_ERROR_INVALID_PTX;
+    if (!scan_ptx({reinterpret_cast<const char*>(code.data()), code.size()}, &info, nullptr))
+      return CUDA_ERROR_INVALID_PTX;
   } else if (!scan_cubin(code, &info)) {
     return CUDA_ERROR_INVALID_IMAGE;
   }
@@ -52,7 +53,8 @@ CUresult load(CUmod_st** result, const void* image, CUcontext context) {
   for (const auto& part : opened.parts) {
     const Candidate* best = nullptr;
     std::vector<uint8_t> code;
-    if ((error = select(part, {device.major, device.minor, true, true}, &best)) != CUDA_SUCCESS) return error;
+    if ((error = select(part, {device.major, device.minor, true, true}, &best)) != CUDA_SUCCESS)
+      return error;
     if ((error = extract(*best, kMaxRawBytes, &code)) != CUDA_SUCCESS) return error;
     if ((error = add_code(module.get(), best->kind, code)) != CUDA_SUCCESS) return error;
   }
@@ -98,7 +100,8 @@ CUresult get_global(CUdeviceptr* address, size_t* bytes, CUmod_st* module, const
                                [&](const GlobalLayout& global) { return global.name == name; });
     if (layout == module->info.globals.end()) return CUDA_ERROR_NOT_FOUND;
     uint64_t at = 0;
-    CUresult error = allocate(std::max<uint64_t>(layout->bytes, 1), MemoryKind::kDevice, nullptr, &at);
+    CUresult error =
+        allocate(std::max<uint64_t>(layout->bytes, 1), MemoryKind::kDevice, nullptr, &at);
     if (error != CUDA_SUCCESS) return error;
     memset(reinterpret_cast<void*>(at), 0, layout->bytes);
     found = module->globals.emplace(name, std::make_pair(at, layout->bytes)).first;
@@ -120,14 +123,16 @@ CUresult enumerate(CUfunc_st** functions, unsigned count, CUmod_st* module) {
 
 CUresult parameter_info(CUfunc_st* function, size_t index, size_t* offset, size_t* bytes) {
   if (!is_valid(function)) return CUDA_ERROR_INVALID_HANDLE;
-  if (offset == nullptr || index >= function->layout->parameters.size()) return CUDA_ERROR_INVALID_VALUE;
+  if (offset == nullptr || index >= function->layout->parameters.size())
+    return CUDA_ERROR_INVALID_VALUE;
   *offset = function->layout->parameters[index].offset;
   if (bytes != nullptr) *bytes = function->layout->parameters[index].bytes;
   return CUDA_SUCCESS;
 }
 
 CUresult attribute(int* value, CUfunction_attribute which, CUfunc_st* function) {
-  if (value == nullptr || which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX)
+    return CUDA_ERROR_INVALID_VALUE;
   if (!is_valid(function)) return CUDA_ERROR_INVALID_HANDLE;
   switch (which) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
@@ -137,7 +142,8 @@ CUresult attribute(int* value, CUfunction_attribute which, CUfunc_st* function) 
       *value = static_cast<int>(function->layout->static_shared_bytes);
       break;
     case CU_FUNC_ATTRIBUTE_NUM_REGS:
-      *value = function->layout->registers != 0 ? static_cast<int>(function->layout->registers) : 32;
+      *value =
+          function->layout->registers != 0 ? static_cast<int>(function->layout->registers) : 32;
       break;
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
@@ -177,13 +183,18 @@ GPUPOOL_API cuModuleLoadData(CUmodule* module, const void* image) {
   return load(module, image, current_context());
 }
 
-GPUPOOL_API cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int, CUjit_option*, void**) {
+GPUPOOL_API cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int, CUjit_option*,
+                               void**) {
   return cuModuleLoadData(module, image);
 }
 
-GPUPOOL_API cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) { return cuModuleLoadData(module, fatCubin); }
+GPUPOOL_API cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) {
+  return cuModuleLoadData(module, fatCubin);
+}
 GPUPOOL_API cuModuleUnload(CUmodule hmod) { return unload(hmod); }
-GPUPOOL_API cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) { return get_function(hfunc, hmod, name); }
+GPUPOOL_API cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
+  return get_function(hfunc, hmod, name);
+}
 
 GPUPOOL_API cuModuleGetFunctionCount(unsigned int* count, CUmodule mod) {
   if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -192,16 +203,18 @@ GPUPOOL_API cuModuleGetFunctionCount(unsigned int* count, CUmodule mod) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
+GPUPOOL_API cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions,
+                                       CUmodule mod) {
   return enumerate(functions, numFunctions, mod);
 }
 
-GPUPOOL_API cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name) {
+GPUPOOL_API cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod,
+                                 const char* name) {
   return get_global(dptr, bytes, hmod, name);
 }
 
-GPUPOOL_API cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned int, CUlibraryOption*, void**,
-                              unsigned int) {
+GPUPOOL_API cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**,
+                              unsigned int, CUlibraryOption*, void**, unsigned int) {
   return load(reinterpret_cast<CUmod_st**>(library), code, nullptr);
 }
 
@@ -211,7 +224,9 @@ GPUPOOL_API cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char*
   return get_function(reinterpret_cast<CUfunc_st**>(pKernel), module_of(library), name);
 }
 
-GPUPOOL_API cuLibraryGetKernelCount(unsigned int* count, CUlibrary lib) { return cuModuleGetFunctionCount(count, module_of(lib)); }
+GPUPOOL_API cuLibraryGetKernelCount(unsigned int* count, CUlibrary lib) {
+  return cuModuleGetFunctionCount(count, module_of(lib));
+}
 
 GPUPOOL_API cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
   return enumerate(reinterpret_cast<CUfunc_st**>(kernels), numKernels, module_of(lib));
@@ -224,7 +239,8 @@ GPUPOOL_API cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
+GPUPOOL_API cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library,
+                               const char* name) {
   return get_global(dptr, bytes, module_of(library), name);
 }
 
@@ -256,24 +272,34 @@ GPUPOOL_API cuFuncGetName(const char** name, CUfunction hfunc) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuKernelGetName(const char** name, CUkernel hfunc) { return cuFuncGetName(name, function_of(hfunc)); }
+GPUPOOL_API cuKernelGetName(const char** name, CUkernel hfunc) {
+  return cuFuncGetName(name, function_of(hfunc));
+}
 
-GPUPOOL_API cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t* paramOffset, size_t* paramSize) {
+GPUPOOL_API cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t* paramOffset,
+                                 size_t* paramSize) {
   return parameter_info(function_of(kernel), paramIndex, paramOffset, paramSize);
 }
 
-GPUPOOL_API cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t* paramOffset, size_t* paramSize) {
+GPUPOOL_API cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t* paramOffset,
+                               size_t* paramSize) {
   return parameter_info(func, paramIndex, paramOffset, paramSize);
 }
 
-GPUPOOL_API cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) { return attribute(pi, attrib, hfunc); }
+GPUPOOL_API cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
+  return attribute(pi, attrib, hfunc);
+}
 
 GPUPOOL_API cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice) {
   return attribute(pi, attrib, function_of(kernel));
 }
 
-GPUPOOL_API cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute, int) { return is_valid(hfunc) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
-GPUPOOL_API cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) { return CUDA_SUCCESS; }
+GPUPOOL_API cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute, int) {
+  return is_valid(hfunc) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+GPUPOOL_API cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) {
+  return CUDA_SUCCESS;
+}
 GPUPOOL_API cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
 GPUPOOL_API cuKernelSetCacheConfig(CUkernel, CUfunc_cache, CUdevice) { return CUDA_SUCCESS; }
 GPUPOOL_API cuFuncSetBlockShape(CUfunction, int, int, int) { return CUDA_SUCCESS; }
@@ -286,19 +312,25 @@ GPUPOOL_API cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize) {
-  return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks, func, blockSize, dynamicSMemSize, 0);
+GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, CUfunction func,
+                                                        int blockSize, size_t dynamicSMemSize) {
+  return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks, func, blockSize,
+                                                              dynamicSMemSize, 0);
 }
 
-GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, CUfunction func, int blockSize, size_t, unsigned int) {
+GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, CUfunction func,
+                                                                 int blockSize, size_t,
+                                                                 unsigned int) {
   if (numBlocks == nullptr || blockSize <= 0) return CUDA_ERROR_INVALID_VALUE;
   if (!is_valid(func)) return CUDA_ERROR_INVALID_HANDLE;
   *numBlocks = std::clamp(2048 / blockSize, 0, 32);
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunction, int numBlocks, int blockSize) {
-  if (dynamicSmemSize == nullptr || numBlocks <= 0 || blockSize <= 0) return CUDA_ERROR_INVALID_VALUE;
+GPUPOOL_API cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunction,
+                                                    int numBlocks, int blockSize) {
+  if (dynamicSmemSize == nullptr || numBlocks <= 0 || blockSize <= 0)
+    return CUDA_ERROR_INVALID_VALUE;
   *dynamicSmemSize = 49152;
   return CUDA_SUCCESS;
 }
@@ -314,7 +346,8 @@ GPUPOOL_API cuLinkCreate_v2(unsigned int, CUjit_option*, void**, CUlinkState* st
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuLinkAddData_v2(CUlinkState state, CUjitInputType, void* data, size_t size, const char*, unsigned int, CUjit_option*, void**) {
+GPUPOOL_API cuLinkAddData_v2(CUlinkState state, CUjitInputType, void* data, size_t size,
+                             const char*, unsigned int, CUjit_option*, void**) {
   if (state == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const auto* bytes = static_cast<const uint8_t*>(data);
   state->code.assign(bytes, bytes + size);
@@ -323,7 +356,8 @@ GPUPOOL_API cuLinkAddData_v2(CUlinkState state, CUjitInputType, void* data, size
 }
 
 GPUPOOL_API cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeOut) {
-  if (state == nullptr || cubinOut == nullptr || sizeOut == nullptr || state->code.empty()) return CUDA_ERROR_INVALID_VALUE;
+  if (state == nullptr || cubinOut == nullptr || sizeOut == nullptr || state->code.empty())
+    return CUDA_ERROR_INVALID_VALUE;
   *cubinOut = state->code.data();
   *sizeOut = state->code.size() - 1;
   return CUDA_SUCCESS;

@@ -13,10 +13,13 @@ namespace {
 std::atomic<unsigned long long> g_next_stream{3};
 
 bool is_stream(CUstream stream) {
-  return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || is_valid(stream);
+  return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ||
+         is_valid(stream);
 }
 
-bool is_object(CUstream stream) { return stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD; }
+bool is_object(CUstream stream) {
+  return stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+}
 
 int64_t now() {
   timespec time;
@@ -24,7 +27,8 @@ int64_t now() {
   return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
 }
 
-CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, CUstream stream) {
+CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
+                unsigned bz, CUstream stream) {
   if (!is_valid(f) || !is_stream(stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (x == 0 || y == 0 || z == 0 || bx == 0 || by == 0 || bz == 0) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
@@ -44,7 +48,9 @@ GPUPOOL_API cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, i
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuStreamCreate(CUstream* phStream, unsigned int Flags) { return cuStreamCreateWithPriority(phStream, Flags, 0); }
+GPUPOOL_API cuStreamCreate(CUstream* phStream, unsigned int Flags) {
+  return cuStreamCreateWithPriority(phStream, Flags, 0);
+}
 
 GPUPOOL_API cuStreamDestroy_v2(CUstream hStream) {
   if (!is_object(hStream) || !is_valid(hStream)) return CUDA_ERROR_INVALID_HANDLE;
@@ -53,8 +59,12 @@ GPUPOOL_API cuStreamDestroy_v2(CUstream hStream) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuStreamSynchronize(CUstream hStream) { return is_stream(hStream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
-GPUPOOL_API cuStreamQuery(CUstream hStream) { return is_stream(hStream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
+GPUPOOL_API cuStreamSynchronize(CUstream hStream) {
+  return is_stream(hStream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+GPUPOOL_API cuStreamQuery(CUstream hStream) {
+  return is_stream(hStream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
 
 GPUPOOL_API cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int) {
   return is_stream(hStream) && is_valid(hEvent) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -98,14 +108,15 @@ GPUPOOL_API cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* capture
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out, CUgraph*,
-                                      const CUgraphNode**, size_t*) {
+GPUPOOL_API cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out,
+                                      cuuint64_t* id_out, CUgraph*, const CUgraphNode**, size_t*) {
   if (id_out != nullptr) *id_out = 0;
   return cuStreamIsCapturing(hStream, captureStatus_out);
 }
 
-GPUPOOL_API cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out, CUgraph*,
-                                      const CUgraphNode**, const CUgraphEdgeData**, size_t*) {
+GPUPOOL_API cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out,
+                                      cuuint64_t* id_out, CUgraph*, const CUgraphNode**,
+                                      const CUgraphEdgeData**, size_t*) {
   if (id_out != nullptr) *id_out = 0;
   return cuStreamIsCapturing(hStream, captureStatus_out);
 }
@@ -121,7 +132,8 @@ GPUPOOL_API cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int) {
+GPUPOOL_API cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData,
+                                unsigned int) {
   if (!is_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
   if (callback == nullptr) return CUDA_ERROR_INVALID_VALUE;
   callback(hStream, CUDA_SUCCESS, userData);
@@ -151,9 +163,15 @@ GPUPOOL_API cuEventRecord(CUevent hEvent, CUstream hStream) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int) { return cuEventRecord(hEvent, hStream); }
-GPUPOOL_API cuEventQuery(CUevent hEvent) { return is_valid(hEvent) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
-GPUPOOL_API cuEventSynchronize(CUevent hEvent) { return is_valid(hEvent) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
+GPUPOOL_API cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int) {
+  return cuEventRecord(hEvent, hStream);
+}
+GPUPOOL_API cuEventQuery(CUevent hEvent) {
+  return is_valid(hEvent) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+GPUPOOL_API cuEventSynchronize(CUevent hEvent) {
+  return is_valid(hEvent) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
 
 GPUPOOL_API cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
   if (pMilliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -161,23 +179,26 @@ GPUPOOL_API cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent 
       ((hStart->flags | hEnd->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  *pMilliseconds = static_cast<float>(static_cast<double>(hEnd->nanoseconds - hStart->nanoseconds) * 1e-6);
+  *pMilliseconds =
+      static_cast<float>(static_cast<double>(hEnd->nanoseconds - hStart->nanoseconds) * 1e-6);
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX,
-                           unsigned int blockDimY, unsigned int blockDimZ, unsigned int, CUstream hStream, void**, void**) {
+GPUPOOL_API cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                           unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
+                           unsigned int blockDimZ, unsigned int, CUstream hStream, void**, void**) {
   return launch(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, hStream);
 }
 
 GPUPOOL_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void**, void**) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return launch(f, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY, config->blockDimZ,
-                config->hStream);
+  return launch(f, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                config->blockDimY, config->blockDimZ, config->hStream);
 }
 
-GPUPOOL_API cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
-                                      unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int,
+GPUPOOL_API cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                                      unsigned int gridDimZ, unsigned int blockDimX,
+                                      unsigned int blockDimY, unsigned int blockDimZ, unsigned int,
                                       CUstream hStream, void**) {
   return launch(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, hStream);
 }

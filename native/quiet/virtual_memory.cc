@@ -56,7 +56,8 @@ void drop(VirtualMemory& m, CUmemGenericAllocationHandle handle) {
   auto found = m.physical.find(handle);
   if (--found->second.references != 0) return;
   // The pages go back, and whoever gets the offset next finds zeros.
-  fallocate(m.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, found->second.offset, found->second.bytes);
+  fallocate(m.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, found->second.offset,
+            found->second.bytes);
   m.free_offsets.emplace(found->second.bytes, found->second.offset);
   charge_physical(-static_cast<int64_t>(found->second.bytes));
   m.physical.erase(found);
@@ -74,14 +75,17 @@ bool is_reserved(VirtualMemory& m, uint64_t begin, uint64_t bytes) {
 
 using namespace gpupool::quiet;
 
-GPUPOOL_API cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop, CUmemAllocationGranularity_flags) {
+GPUPOOL_API cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
+                                          CUmemAllocationGranularity_flags) {
   if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *granularity = kGranularity;
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags) {
-  if (ptr == nullptr || size == 0 || size % kGranularity != 0 || flags != 0 || (alignment & (alignment - 1)) != 0) {
+GPUPOOL_API cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                                unsigned long long flags) {
+  if (ptr == nullptr || size == 0 || size % kGranularity != 0 || flags != 0 ||
+      (alignment & (alignment - 1)) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   alignment = std::max<size_t>(alignment, kGranularity);
@@ -123,12 +127,15 @@ GPUPOOL_API cuMemAddressFree(CUdeviceptr ptr, size_t size) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop, unsigned long long flags) {
+GPUPOOL_API cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
+                        const CUmemAllocationProp* prop, unsigned long long flags) {
   if (!machine().initialised) return CUDA_ERROR_NOT_INITIALIZED;
-  if (handle == nullptr || prop == nullptr || size == 0 || size % kGranularity != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (handle == nullptr || prop == nullptr || size == 0 || size % kGranularity != 0 || flags != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   const int device = prop->location.id;
-  if (device < 0 || static_cast<size_t>(device) >= machine().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  if (device < 0 || static_cast<size_t>(device) >= machine().devices.size())
+    return CUDA_ERROR_INVALID_DEVICE;
   const uint64_t total = machine().devices[device].memory_bytes;
   VirtualMemory& m = memory();
   std::lock_guard lock(m.mutex);
@@ -162,12 +169,13 @@ GPUPOOL_API cuMemRelease(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+GPUPOOL_API cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
+                     CUmemGenericAllocationHandle handle, unsigned long long flags) {
   VirtualMemory& m = memory();
   std::lock_guard lock(m.mutex);
   auto found = m.physical.find(handle);
-  if (found == m.physical.end() || size == 0 || size % kGranularity != 0 || offset != 0 || flags != 0 ||
-      size > found->second.bytes || !is_reserved(m, ptr, size)) {
+  if (found == m.physical.end() || size == 0 || size % kGranularity != 0 || offset != 0 ||
+      flags != 0 || size > found->second.bytes || !is_reserved(m, ptr, size)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto next = m.mappings.lower_bound(ptr);
@@ -176,7 +184,8 @@ GPUPOOL_API cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
     auto before = std::prev(next);
     if (before->first + before->second.bytes > ptr) return CUDA_ERROR_INVALID_VALUE;
   }
-  if (mmap(reinterpret_cast<void*>(ptr), size, PROT_NONE, MAP_SHARED | MAP_FIXED, m.file, found->second.offset) == MAP_FAILED) {
+  if (mmap(reinterpret_cast<void*>(ptr), size, PROT_NONE, MAP_SHARED | MAP_FIXED, m.file,
+           found->second.offset) == MAP_FAILED) {
     return CUDA_ERROR_MAP_FAILED;
   }
   ++found->second.references;
@@ -195,7 +204,8 @@ GPUPOOL_API cuMemUnmap(CUdeviceptr ptr, size_t size) {
     at += it->second.bytes;
   }
   if (at != ptr + size) return CUDA_ERROR_INVALID_VALUE;
-  mmap(reinterpret_cast<void*>(ptr), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mmap(reinterpret_cast<void*>(ptr), size, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   for (auto it = m.mappings.find(ptr); it != m.mappings.end() && it->first < ptr + size;) {
     forget_mapping(it->first);
     drop(m, it->second.handle);
@@ -204,7 +214,8 @@ GPUPOOL_API cuMemUnmap(CUdeviceptr ptr, size_t size) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
+GPUPOOL_API cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc,
+                           size_t count) {
   if (desc == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   VirtualMemory& m = memory();
   std::lock_guard lock(m.mutex);
@@ -216,18 +227,22 @@ GPUPOOL_API cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* 
   const int rights = desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
                      : desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
                                                                        : PROT_NONE;
-  return mprotect(reinterpret_cast<void*>(ptr), size, rights) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return mprotect(reinterpret_cast<void*>(ptr), size, rights) == 0 ? CUDA_SUCCESS
+                                                                   : CUDA_ERROR_INVALID_VALUE;
 }
 
-GPUPOOL_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
+GPUPOOL_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                           CUdeviceptr ptr) {
   VirtualMemory& m = memory();
   std::lock_guard lock(m.mutex);
-  if (flags == nullptr || location == nullptr || m.mappings.upper_bound(ptr) == m.mappings.begin()) return CUDA_ERROR_INVALID_VALUE;
+  if (flags == nullptr || location == nullptr || m.mappings.upper_bound(ptr) == m.mappings.begin())
+    return CUDA_ERROR_INVALID_VALUE;
   *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+GPUPOOL_API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
+                                                   CUmemGenericAllocationHandle handle) {
   VirtualMemory& m = memory();
   std::lock_guard lock(m.mutex);
   auto found = m.physical.find(handle);
@@ -242,7 +257,8 @@ GPUPOOL_API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, vo
   auto after = m.mappings.upper_bound(reinterpret_cast<uint64_t>(addr));
   if (handle == nullptr || after == m.mappings.begin()) return CUDA_ERROR_INVALID_VALUE;
   auto found = std::prev(after);
-  if (reinterpret_cast<uint64_t>(addr) - found->first >= found->second.bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (reinterpret_cast<uint64_t>(addr) - found->first >= found->second.bytes)
+    return CUDA_ERROR_INVALID_VALUE;
   Physical& physical = m.physical[found->second.handle];
   ++physical.open_handles;
   ++physical.references;

@@ -37,12 +37,13 @@ class FatbinBuilder {
       flags |= 0x8000;
     } else if (packing == Packing::kLz4) {
       payload.resize(LZ4_compressBound(static_cast<int>(code.size())));
-      payload.resize(LZ4_compress_default(reinterpret_cast<const char*>(code.data()),
-                                          reinterpret_cast<char*>(payload.data()), static_cast<int>(code.size()),
-                                          static_cast<int>(payload.size())));
+      payload.resize(LZ4_compress_default(
+          reinterpret_cast<const char*>(code.data()), reinterpret_cast<char*>(payload.data()),
+          static_cast<int>(code.size()), static_cast<int>(payload.size())));
       flags |= 0x2000;
     }
-    const uint32_t compressed = packing == Packing::kPlain ? 0 : static_cast<uint32_t>(payload.size());
+    const uint32_t compressed =
+        packing == Packing::kPlain ? 0 : static_cast<uint32_t>(payload.size());
     payload.resize((payload.size() + 7) / 8 * 8);
     put<uint16_t>(kind);
     put<uint16_t>(0x0101);

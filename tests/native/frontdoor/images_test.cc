@@ -16,7 +16,8 @@ namespace {
 const std::string kPtx75 = ".version 7.0\n.target sm_75\n.address_size 64\n";
 const std::string kPtx90a = "// a comment\n.version 8.0\n.target sm_90a\n.address_size 64\n";
 
-CUresult pick(const Blob& fatbin, int major, int minor, Candidate* chosen, bool cubin = true, bool ptx = true) {
+CUresult pick(const Blob& fatbin, int major, int minor, Candidate* chosen, bool cubin = true,
+              bool ptx = true) {
   Image image;
   CUresult error = open_bounded(fatbin, &image);
   if (error != CUDA_SUCCESS) return error;
@@ -99,7 +100,8 @@ TEST(OpenTrusted, FollowsBothWrapperVersions) {
     const void* const* parts = nullptr;
   } wrapper;
   const Blob first = FatbinBuilder().add(1, 75, bytes_of(kPtx75), Packing::kZstd).build();
-  const Blob second = FatbinBuilder().add(2, 86, sample("sample_sm86.cubin"), Packing::kPlain).build();
+  const Blob second =
+      FatbinBuilder().add(2, 86, sample("sample_sm86.cubin"), Packing::kPlain).build();
   wrapper.fatbin = first.data();
   Image image;
   ASSERT_EQ(open_trusted(&wrapper, &image), CUDA_SUCCESS);
@@ -181,7 +183,8 @@ TEST(Hostile, TruncatedAndCorruptedImages) {
         // Headers lie at the beginning and, of an ELF file, at the end.
         const size_t span = round % 2 ? changed.size() : std::min<size_t>(changed.size(), 256);
         const size_t at = random() % span;
-        changed[round % 3 ? at : changed.size() - 1 - at] = static_cast<uint8_t>(random() % 3 ? random() : 0xff);
+        changed[round % 3 ? at : changed.size() - 1 - at] =
+            static_cast<uint8_t>(random() % 3 ? random() : 0xff);
       }
       read_everything(changed);
     }

@@ -17,7 +17,8 @@ const GlobalLayout* global(const ProgramInfo& info, std::string_view name) {
 ProgramInfo scan(const std::string& body) {
   ProgramInfo info;
   std::string why;
-  EXPECT_TRUE(scan_ptx(".version 8.3\n.target sm_80\n.address_size 64\n" + body, &info, &why)) << why;
+  EXPECT_TRUE(scan_ptx(".version 8.3\n.target sm_80\n.address_size 64\n" + body, &info, &why))
+      << why;
   return info;
 }
 
@@ -63,7 +64,8 @@ TEST(ScanPtx, ReadsWhatTheCompilerWrites) {
   const Blob text = sample("sample.ptx");
   ProgramInfo info;
   std::string why;
-  ASSERT_TRUE(scan_ptx({reinterpret_cast<const char*>(text.data()), text.size()}, &info, &why)) << why;
+  ASSERT_TRUE(scan_ptx({reinterpret_cast<const char*>(text.data()), text.size()}, &info, &why))
+      << why;
   EXPECT_EQ(info.architecture, 75);
   expect_sample(info);
 }
@@ -136,8 +138,9 @@ TEST(ScanPtx, Variables) {
 .visible .global .attribute(.managed) .align 4 .f32 m[5];
 .global .v2 .f32 pairs[4];
 )");
-  const std::pair<const char*, uint64_t> expected[] = {{"pointer", 8}, {"a", 4},      {"b", 4},  {"c", 24},
-                                                       {"text", 4},    {"sized", 12}, {"m", 20}, {"pairs", 32}};
+  const std::pair<const char*, uint64_t> expected[] = {{"pointer", 8}, {"a", 4},     {"b", 4},
+                                                       {"c", 24},      {"text", 4},  {"sized", 12},
+                                                       {"m", 20},      {"pairs", 32}};
   ASSERT_EQ(info.globals.size(), std::size(expected));
   for (auto [name, bytes] : expected) {
     ASSERT_NE(global(info, name), nullptr) << name;
@@ -151,9 +154,13 @@ TEST(ScanPtx, Variables) {
 TEST(ScanPtx, SaysWhatItRefuses) {
   EXPECT_NE(refusal("nonsense").find("line 1"), std::string::npos);
   EXPECT_NE(refusal(".version 8.0\n.entry k() { ret; }").find(".target"), std::string::npos);
-  EXPECT_NE(refusal(".version 8.0\n.target sm_80\n.entry k(.param .u64 a) {").find("k"), std::string::npos);
-  EXPECT_NE(refusal(".version 8.0\n.target sm_80\n.entry k(.param .b8 a[99999999]) {}").find("large"), std::string::npos);
-  EXPECT_NE(refusal(".version 8.0\n.target sm_80\n.global .b8 a[0xffffffffffff][0xffffffffffff];").find("large"),
+  EXPECT_NE(refusal(".version 8.0\n.target sm_80\n.entry k(.param .u64 a) {").find("k"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal(".version 8.0\n.target sm_80\n.entry k(.param .b8 a[99999999]) {}").find("large"),
+      std::string::npos);
+  EXPECT_NE(refusal(".version 8.0\n.target sm_80\n.global .b8 a[0xffffffffffff][0xffffffffffff];")
+                .find("large"),
             std::string::npos);
 }
 
