@@ -135,16 +135,18 @@ CUresult Process::init(unsigned flags) {
 
 CUresult Process::connect() {
   std::string why;
+  // A program that was given a lease is told what is wrong with it; others just see no device.
+  const bool speak = log_chosen() || getenv("GPUPOOL_LEASE_FILE") != nullptr;
   auto lease = wire::load_lease_from_environment(&why);
   if (!lease) {
-    if (log_chosen()) log(Level::kError, "no lease: %s", why.c_str());
+    if (speak) log(Level::kError, "no lease: %s", why.c_str());
     return CUDA_ERROR_NO_DEVICE;
   }
   wire::HelloRequest request;
   request.purpose = wire::ConnectionPurpose::kSession;
   wire::Connected connected = wire::connect_lease(*lease, request, open_carrier);
   if (!connected.handshake.ok) {
-    if (log_chosen()) log(Level::kError, "no session: %s", connected.handshake.message.c_str());
+    if (speak) log(Level::kError, "no session: %s", connected.handshake.message.c_str());
     return CUDA_ERROR_NO_DEVICE;
   }
   session_ = std::make_unique<Session>();
