@@ -340,4 +340,4 @@ def open_device(lease: Lease, session: bytes, **options: object) -> Connection:
 
 def create_context(connection: Connection) -> Reply:
     """Makes the primary context with the handle (1, 1)."""
-    return connection.ask(CTX_CREATE, struct.pack("<IIIIQQ", 1, 1, 0, 1, *ARENA))
+    return connection.ask(CTX_CREATE, struct.pack("<IIIIQQ", 1, 1, 0, 1, *ARENA), context=1)
