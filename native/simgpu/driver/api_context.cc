@@ -10,7 +10,8 @@ namespace {
 constexpr unsigned kContextFlags = 0xFF;
 
 bool valid_flags(unsigned flags) {
-  return !(flags & ~kContextFlags) && (flags & CU_CTX_SCHED_MASK) != 3 && (flags & CU_CTX_SCHED_MASK) < 5;
+  return !(flags & ~kContextFlags) && (flags & CU_CTX_SCHED_MASK) != 3 &&
+         (flags & CU_CTX_SCHED_MASK) < 5;
 }
 
 CUresult create(CUcontext* out, unsigned flags, CUdevice dev, unsigned api_version) {
@@ -309,7 +310,8 @@ GPUPOOL_API cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
   GPUPOOL_CURRENT(context);
   if (flags) return CUDA_ERROR_INVALID_VALUE;
   Context* other = find_context(peer);
-  if (!other || !other->active || other->device == context->device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!other || !other->active || other->device == context->device)
+    return CUDA_ERROR_INVALID_CONTEXT;
   uint32_t bit = 1u << other->device->ordinal;
   if (context->peers.fetch_or(bit) & bit) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
   return CUDA_SUCCESS;

@@ -22,15 +22,24 @@ CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, uint64_
                 uint64_t z, uint64_t pitch, uint64_t rows, const Copy& c, CopyEnd* end) {
   uint64_t base;
   switch (int(type)) {
-    case CU_MEMORYTYPE_HOST: base = number(host), end->side = Side::kEither; break;
-    case CU_MEMORYTYPE_DEVICE: base = device, end->side = Side::kDevice; break;
-    case CU_MEMORYTYPE_UNIFIED: base = device, end->side = Side::kEither; break;
-    case CU_MEMORYTYPE_ARRAY: return CUDA_ERROR_NOT_SUPPORTED;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMORYTYPE_HOST:
+      base = number(host), end->side = Side::kEither;
+      break;
+    case CU_MEMORYTYPE_DEVICE:
+      base = device, end->side = Side::kDevice;
+      break;
+    case CU_MEMORYTYPE_UNIFIED:
+      base = device, end->side = Side::kEither;
+      break;
+    case CU_MEMORYTYPE_ARRAY:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   // A pitch of 0 means rows without a gap.
   if (!pitch) pitch = x + c.width;
-  if (pitch >> 46 || rows >> 46 || x > pitch || c.width > pitch - x) return CUDA_ERROR_INVALID_VALUE;
+  if (pitch >> 46 || rows >> 46 || x > pitch || c.width > pitch - x)
+    return CUDA_ERROR_INVALID_VALUE;
   if (c.depth > 1 || z) {
     if (!rows) rows = y + c.height;
     if (rows < y + c.height) return CUDA_ERROR_INVALID_VALUE;
@@ -77,7 +86,8 @@ CUresult copy_3d(const Parameters* p, CUstream stream, bool wait) {
 CUresult copy_peer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
                    CUcontext source_context, size_t bytes, CUstream stream, bool wait) {
   GPUPOOL_CURRENT(context);
-  if (!find_context(target_context) || !find_context(source_context)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!find_context(target_context) || !find_context(source_context))
+    return CUDA_ERROR_INVALID_CONTEXT;
   return copy(linear(target, Side::kDevice, source, Side::kDevice, bytes), stream, wait);
 }
 
@@ -87,10 +97,12 @@ GPUPOOL_API cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   return copy(linear(dst, Side::kEither, src, Side::kEither, bytes), default_stream(), true);
 }
 GPUPOOL_API cuMemcpyHtoD_v2(CUdeviceptr dst, const void* src, size_t bytes) {
-  return copy(linear(dst, Side::kDevice, number(src), Side::kEither, bytes), default_stream(), true);
+  return copy(linear(dst, Side::kDevice, number(src), Side::kEither, bytes), default_stream(),
+              true);
 }
 GPUPOOL_API cuMemcpyDtoH_v2(void* dst, CUdeviceptr src, size_t bytes) {
-  return copy(linear(number(dst), Side::kEither, src, Side::kDevice, bytes), default_stream(), true);
+  return copy(linear(number(dst), Side::kEither, src, Side::kDevice, bytes), default_stream(),
+              true);
 }
 GPUPOOL_API cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   return copy(linear(dst, Side::kDevice, src, Side::kDevice, bytes), default_stream(), false);
@@ -116,11 +128,19 @@ GPUPOOL_API cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdevicept
   return copy_peer(dst, dst_context, src, src_context, bytes, stream, false);
 }
 GPUPOOL_API cuMemcpy2D_v2(const CUDA_MEMCPY2D* p) { return copy_2d(p, default_stream(), true); }
-GPUPOOL_API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* p) { return copy_2d(p, default_stream(), true); }
-GPUPOOL_API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* p, CUstream stream) { return copy_2d(p, stream, false); }
+GPUPOOL_API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* p) {
+  return copy_2d(p, default_stream(), true);
+}
+GPUPOOL_API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* p, CUstream stream) {
+  return copy_2d(p, stream, false);
+}
 GPUPOOL_API cuMemcpy3D_v2(const CUDA_MEMCPY3D* p) { return copy_3d(p, default_stream(), true); }
-GPUPOOL_API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* p, CUstream stream) { return copy_3d(p, stream, false); }
-GPUPOOL_API cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* p) { return copy_3d(p, default_stream(), false); }
+GPUPOOL_API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* p, CUstream stream) {
+  return copy_3d(p, stream, false);
+}
+GPUPOOL_API cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* p) {
+  return copy_3d(p, default_stream(), false);
+}
 GPUPOOL_API cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* p, CUstream stream) {
   return copy_3d(p, stream, false);
 }

@@ -5,34 +5,51 @@
 
 namespace gpupool::simgpu {
 
-CUresult function_attribute(int* value, int attribute, const KernelInfo& info, const DeviceModel& model,
-                            int dynamic, int carveout) {
+CUresult function_attribute(int* value, int attribute, const KernelInfo& info,
+                            const DeviceModel& model, int dynamic, int carveout) {
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-      *value = info.max_threads_per_block ? int(info.max_threads_per_block) : model.max_threads_per_block;
+      *value = info.max_threads_per_block ? int(info.max_threads_per_block)
+                                          : model.max_threads_per_block;
       return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = int(info.static_shared_bytes); return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: *value = int(info.constant_bytes); return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = int(info.local_bytes); return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = int(info.registers); return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_PTX_VERSION: *value = info.ptx_version; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+      *value = int(info.static_shared_bytes);
+      return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES:
+      *value = int(info.constant_bytes);
+      return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
+      *value = int(info.local_bytes);
+      return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS:
+      *value = int(info.registers);
+      return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+      *value = info.ptx_version;
+      return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
       *value = info.binary_version ? info.binary_version : 10 * model.cc_major + model.cc_minor;
       return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      *value = dynamic >= 0 ? dynamic
-                            : std::max(0, int(model.shared_per_block) - int(info.static_shared_bytes));
+      *value = dynamic >= 0
+                   ? dynamic
+                   : std::max(0, int(model.shared_per_block) - int(info.static_shared_bytes));
       return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = carveout; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      *value = carveout;
+      return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA:
     case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
-    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: *value = 0; return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      *value = 0;
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -40,7 +57,8 @@ CUresult check_function_attribute(int attribute, int value, const KernelInfo& in
                                   const DeviceModel& model) {
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      return value >= 0 && uint64_t(value) + info.static_shared_bytes <= model.shared_per_block_optin
+      return value >= 0 &&
+                     uint64_t(value) + info.static_shared_bytes <= model.shared_per_block_optin
                  ? CUDA_SUCCESS
                  : CUDA_ERROR_INVALID_VALUE;
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
@@ -49,8 +67,10 @@ CUresult check_function_attribute(int attribute, int value, const KernelInfo& in
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: return CUDA_ERROR_NOT_SUPPORTED;  // needs 9.0
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+      return CUDA_ERROR_NOT_SUPPORTED;  // needs 9.0
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -75,7 +95,8 @@ CUresult active_blocks(int* blocks, CUfunction handle, int block_size, size_t dy
   GPUPOOL_TRY(find(handle, &function, &info));
   if (!blocks || block_size <= 0) return CUDA_ERROR_INVALID_VALUE;
   const DeviceModel& model = function->context->device->gpu.model;
-  if (block_size > model.max_threads_per_block || dynamic + info->static_shared_bytes > model.shared_per_sm) {
+  if (block_size > model.max_threads_per_block ||
+      dynamic + info->static_shared_bytes > model.shared_per_sm) {
     *blocks = 0;
     return CUDA_SUCCESS;
   }
@@ -90,7 +111,8 @@ CUresult best_block(int* min_grid, int* block, CUfunction handle, CUoccupancyB2D
   GPUPOOL_TRY(find(handle, &function, &info));
   if (!min_grid || !block || limit < 0) return CUDA_ERROR_INVALID_VALUE;
   const DeviceModel& model = function->context->device->gpu.model;
-  int most = info->max_threads_per_block ? int(info->max_threads_per_block) : model.max_threads_per_block;
+  int most =
+      info->max_threads_per_block ? int(info->max_threads_per_block) : model.max_threads_per_block;
   if (limit && limit < most) most = limit;
   int best_threads = 0, best_size = 0, best_blocks = 0;
   for (int size = (most + 31) / 32 * 32; size > 0; size -= 32) {
@@ -126,13 +148,16 @@ GPUPOOL_API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute
   std::shared_ptr<Function> function;
   const KernelInfo* info;
   GPUPOOL_TRY(find(handle, &function, &info));
-  GPUPOOL_TRY(check_function_attribute(int(attribute), value, *info, function->context->device->gpu.model));
+  GPUPOOL_TRY(
+      check_function_attribute(int(attribute), value, *info, function->context->device->gpu.model));
   if (auto kernel = kernel_handles().get(handle)) {  // a CUkernel: for all contexts of the device
     std::lock_guard lock(kernel->mutex);
     kernel->attributes[function->context->device->ordinal][int(attribute)] = value;
   }
-  if (int(attribute) == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) function->max_dynamic_shared = value;
-  if (int(attribute) == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) function->carveout = value;
+  if (int(attribute) == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    function->max_dynamic_shared = value;
+  if (int(attribute) == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+    function->carveout = value;
   return CUDA_SUCCESS;
 }
 
@@ -206,8 +231,8 @@ GPUPOOL_API cuFuncLoad(CUfunction handle) {
   return find(handle, &function, &info);
 }
 
-GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction handle, int block_size,
-                                                        size_t dynamic) {
+GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction handle,
+                                                        int block_size, size_t dynamic) {
   return active_blocks(blocks, handle, block_size, dynamic);
 }
 
@@ -219,7 +244,8 @@ GPUPOOL_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CU
 }
 
 GPUPOOL_API cuOccupancyMaxPotentialBlockSize(int* min_grid, int* block, CUfunction handle,
-                                             CUoccupancyB2DSize dynamic_of, size_t dynamic, int limit) {
+                                             CUoccupancyB2DSize dynamic_of, size_t dynamic,
+                                             int limit) {
   return best_block(min_grid, block, handle, dynamic_of, dynamic, limit);
 }
 

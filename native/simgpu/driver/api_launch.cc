@@ -52,11 +52,13 @@ CUresult check_shape(const Shape& s, const Function& function, const KernelInfo&
   for (int i = 0; i < 3; ++i) {
     if (!s.grid[i] || !s.block[i]) return kInvalidConfiguration;
   }
-  if (s.grid[0] > 2147483647u || s.grid[1] > 65535 || s.grid[2] > 65535) return kInvalidConfiguration;
+  if (s.grid[0] > 2147483647u || s.grid[1] > 65535 || s.grid[2] > 65535)
+    return kInvalidConfiguration;
   if (s.block[0] > 1024 || s.block[1] > 1024 || s.block[2] > 64) return kInvalidConfiguration;
   const uint64_t threads = uint64_t(s.block[0]) * s.block[1] * s.block[2];
   if (threads > uint64_t(model.max_threads_per_block)) return kInvalidConfiguration;
-  if (info.max_threads_per_block && threads > info.max_threads_per_block) return CUDA_ERROR_INVALID_VALUE;
+  if (info.max_threads_per_block && threads > info.max_threads_per_block)
+    return CUDA_ERROR_INVALID_VALUE;
   if (info.required_block[0]) {
     for (int i = 0; i < 3; ++i) {
       if (s.block[i] != std::max(1u, info.required_block[i])) return CUDA_ERROR_INVALID_VALUE;
@@ -67,7 +69,8 @@ CUresult check_shape(const Shape& s, const Function& function, const KernelInfo&
   if (resident <= 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   if (s.cooperative) {
     const uint64_t blocks = uint64_t(s.grid[0]) * s.grid[1] * s.grid[2];
-    if (blocks > uint64_t(resident) * model.multiprocessors) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    if (blocks > uint64_t(resident) * model.multiprocessors)
+      return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   }
   return CUDA_SUCCESS;
 }
@@ -100,19 +103,22 @@ CUresult launch(CUfunction handle, const Shape& s, void** parameters, void** ext
 GPUPOOL_API cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
                            unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
                            CUstream stream, void** parameters, void** extra) {
-  return result_for_caller(launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream}, parameters, extra),
-                           __builtin_return_address(0));
+  return result_for_caller(
+      launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream}, parameters, extra),
+      __builtin_return_address(0));
 }
 
-GPUPOOL_API cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
-                                      unsigned int bx, unsigned int by, unsigned int bz,
-                                      unsigned int shared, CUstream stream, void** parameters) {
+GPUPOOL_API cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy,
+                                      unsigned int gz, unsigned int bx, unsigned int by,
+                                      unsigned int bz, unsigned int shared, CUstream stream,
+                                      void** parameters) {
   return result_for_caller(
       launch(f, {{gx, gy, gz}, {bx, by, bz}, shared, stream, true}, parameters, nullptr),
       __builtin_return_address(0));
 }
 
-GPUPOOL_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
+GPUPOOL_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** parameters,
+                             void** extra) {
   if (!config || (config->numAttrs && !config->attrs)) {
     return driver_status() ? driver_status() : CUDA_ERROR_INVALID_VALUE;
   }

@@ -61,15 +61,17 @@ CUresult kernel_info(Kernel& kernel, const KernelInfo** info, std::shared_ptr<Pr
 
 }  // namespace
 
-GPUPOOL_API cuLibraryLoadData(CUlibrary* out, const void* code, CUjit_option* options, void** values,
-                              unsigned int count, CUlibraryOption*, void**, unsigned int) {
+GPUPOOL_API cuLibraryLoadData(CUlibrary* out, const void* code, CUjit_option* options,
+                              void** values, unsigned int count, CUlibraryOption*, void**,
+                              unsigned int) {
   JitOptions jit;
   GPUPOOL_TRY(jit.read(count, options, values));
   return load_library(out, code, jit);
 }
 
-GPUPOOL_API cuLibraryLoadFromFile(CUlibrary* out, const char* path, CUjit_option* options, void** values,
-                                  unsigned int count, CUlibraryOption*, void**, unsigned int) {
+GPUPOOL_API cuLibraryLoadFromFile(CUlibrary* out, const char* path, CUjit_option* options,
+                                  void** values, unsigned int count, CUlibraryOption*, void**,
+                                  unsigned int) {
   GPUPOOL_TRY(driver_status());
   std::vector<char> bytes;
   GPUPOOL_TRY(read_file(path, &bytes));
@@ -139,7 +141,8 @@ GPUPOOL_API cuLibraryGetModule(CUmodule* out, CUlibrary handle) {
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
+GPUPOOL_API cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary handle,
+                               const char* name) {
   GPUPOOL_CURRENT(context);
   std::shared_ptr<Library> library;
   GPUPOOL_TRY(find_library(handle, &library));
@@ -154,7 +157,8 @@ GPUPOOL_API cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary ha
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
+GPUPOOL_API cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary handle,
+                                const char* name) {
   GPUPOOL_CURRENT(context);
   std::shared_ptr<Library> library;
   GPUPOOL_TRY(find_library(handle, &library));
@@ -206,7 +210,8 @@ GPUPOOL_API cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset, 
   return parameter_info(*info, index, offset, size);
 }
 
-GPUPOOL_API cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel handle, CUdevice dev) {
+GPUPOOL_API cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel handle,
+                                 CUdevice dev) {
   Device* device;
   GPUPOOL_TRY(find_device(dev, &device));
   std::shared_ptr<Kernel> kernel;
@@ -230,7 +235,8 @@ GPUPOOL_API cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUk
   return function_attribute(value, int(attribute), *info, device->gpu.model, dynamic, carveout);
 }
 
-GPUPOOL_API cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice dev) {
+GPUPOOL_API cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle,
+                                 CUdevice dev) {
   Device* device;
   GPUPOOL_TRY(find_device(dev, &device));
   std::shared_ptr<Kernel> kernel;

@@ -42,7 +42,8 @@ CUresult add_text(LinkState& state, std::string text, const std::string& name) {
   return CUDA_SUCCESS;
 }
 
-CUresult add(LinkState& state, int type, const uint8_t* data, size_t size, const std::string& name) {
+CUresult add(LinkState& state, int type, const uint8_t* data, size_t size,
+             const std::string& name) {
   const frontdoor::Bytes bytes(data, size);
   switch (type) {
     case CU_JIT_INPUT_PTX: {
@@ -84,7 +85,8 @@ CUresult add(LinkState& state, int type, const uint8_t* data, size_t size, const
 
 using namespace gpupool::simgpu;
 
-GPUPOOL_API cuLinkCreate_v2(unsigned int count, CUjit_option* options, void** values, CUlinkState* out) {
+GPUPOOL_API cuLinkCreate_v2(unsigned int count, CUjit_option* options, void** values,
+                            CUlinkState* out) {
   GPUPOOL_CURRENT(context);
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   auto state = std::make_shared<LinkState>();
@@ -102,13 +104,14 @@ GPUPOOL_API cuLinkAddData_v2(CUlinkState handle, CUjitInputType type, void* data
   return add(*state, int(type), static_cast<const uint8_t*>(data), size, name ? name : "ptx input");
 }
 
-GPUPOOL_API cuLinkAddFile_v2(CUlinkState handle, CUjitInputType type, const char* path, unsigned int,
-                             CUjit_option*, void**) {
+GPUPOOL_API cuLinkAddFile_v2(CUlinkState handle, CUjitInputType type, const char* path,
+                             unsigned int, CUjit_option*, void**) {
   std::shared_ptr<LinkState> state;
   GPUPOOL_TRY(find_link(handle, &state));
   std::vector<char> bytes;
   GPUPOOL_TRY(read_file(path, &bytes));
-  return add(*state, int(type), reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size() - 1, path);
+  return add(*state, int(type), reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size() - 1,
+             path);
 }
 
 GPUPOOL_API cuLinkComplete(CUlinkState handle, void** out, size_t* size) {
@@ -120,7 +123,8 @@ GPUPOOL_API cuLinkComplete(CUlinkState handle, void** out, size_t* size) {
   if (status != LoadStatus::kOk) {
     state->errors += log;
     state->options.write(state->info, state->errors);
-    return status == LoadStatus::kUnresolvedSymbol ? CUDA_ERROR_NO_BINARY_FOR_GPU : result_of(status);
+    return status == LoadStatus::kUnresolvedSymbol ? CUDA_ERROR_NO_BINARY_FOR_GPU
+                                                   : result_of(status);
   }
   state->output = join_parts(state->parts);
   state->options.write(state->info, state->errors);

@@ -51,7 +51,8 @@ GPUPOOL_API cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, si
   if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (width > (size_t{1} << 31) || height > (size_t{1} << 40) / width) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (width > (size_t{1} << 31) || height > (size_t{1} << 40) / width)
+    return CUDA_ERROR_OUT_OF_MEMORY;
   size_t row = (width + 511) / 512 * 512;
   GPUPOOL_TRY(allocate(out, row * height, RangeKind::kDevice, context));
   *pitch = row;

@@ -101,7 +101,8 @@ GPUPOOL_API cuModuleEnumerateFunctions(CUfunction* out, unsigned int count, CUmo
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule handle, const char* name) {
+GPUPOOL_API cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule handle,
+                                 const char* name) {
   std::shared_ptr<Module> module;
   GPUPOOL_TRY(find_module(handle, &module));
   if (!name) return CUDA_ERROR_INVALID_VALUE;

@@ -14,7 +14,8 @@ void store(void* data, T value) {
 }
 
 bool known_attribute(int attribute) {
-  return attribute >= CU_POINTER_ATTRIBUTE_CONTEXT && attribute <= CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
+  return attribute >= CU_POINTER_ATTRIBUTE_CONTEXT &&
+         attribute <= CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
 }
 
 CUresult describe(void* data, int attribute, const Allocation& a, uint64_t address) {
@@ -149,7 +150,8 @@ GPUPOOL_API cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attr
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+GPUPOOL_API cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                                  CUdeviceptr pointer) {
   GPUPOOL_CURRENT(context);
   if (!value || int(attribute) != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !addresses().find(pointer)) {
     return CUDA_ERROR_INVALID_VALUE;

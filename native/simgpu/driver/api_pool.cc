@@ -77,7 +77,8 @@ GPUPOOL_API cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream stream) {
   return allocate(out, bytes, current_pool(context->device), stream);
 }
 
-GPUPOOL_API cuMemAllocFromPoolAsync(CUdeviceptr* out, size_t bytes, CUmemoryPool pool, CUstream stream) {
+GPUPOOL_API cuMemAllocFromPoolAsync(CUdeviceptr* out, size_t bytes, CUmemoryPool pool,
+                                    CUstream stream) {
   return allocate(out, bytes, pool, stream);
 }
 
@@ -128,8 +129,10 @@ GPUPOOL_API cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {
 
 GPUPOOL_API cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
   GPUPOOL_TRY(driver_status());
-  if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE || props->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+  if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE ||
+      props->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   Device* device;
@@ -175,7 +178,8 @@ GPUPOOL_API cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
       if (*static_cast<uint64_t*>(value)) return CUDA_ERROR_INVALID_VALUE;
       pool->used_high = pool->used.load();
       return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -201,7 +205,8 @@ GPUPOOL_API cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       *static_cast<uint64_t*>(value) = pool->used_high;
       return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -217,7 +222,8 @@ GPUPOOL_API cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* desc,
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+GPUPOOL_API cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
+                               CUmemLocation* location) {
   GPUPOOL_TRY(driver_status());
   auto pool = pools().get(handle);
   if (!flags || !pool || !location) return CUDA_ERROR_INVALID_VALUE;

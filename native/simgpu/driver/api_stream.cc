@@ -168,7 +168,8 @@ GPUPOOL_API cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus* st
 }
 
 GPUPOOL_API cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t*,
-                                      CUgraph*, const CUgraphNode**, const CUgraphEdgeData**, size_t*) {
+                                      CUgraph*, const CUgraphNode**, const CUgraphEdgeData**,
+                                      size_t*) {
   return cuStreamIsCapturing(handle, status);
 }
 

@@ -10,7 +10,9 @@ HandleTable<PhysicalMemory>& pieces() {
   return table;
 }
 
-const void* key(CUmemGenericAllocationHandle handle) { return reinterpret_cast<const void*>(handle); }
+const void* key(CUmemGenericAllocationHandle handle) {
+  return reinterpret_cast<const void*>(handle);
+}
 
 CUresult check_properties(const CUmemAllocationProp* prop, Device** device) {
   if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
@@ -33,10 +35,14 @@ void wait_for_all() {
 
 CUresult result_of(VirtualMemory::Result result) {
   switch (result) {
-    case VirtualMemory::Result::kOk: return CUDA_SUCCESS;
-    case VirtualMemory::Result::kFailed: return CUDA_ERROR_OUT_OF_MEMORY;
-    case VirtualMemory::Result::kAlreadyMapped: return CUDA_ERROR_ALREADY_MAPPED;
-    case VirtualMemory::Result::kInvalid: break;
+    case VirtualMemory::Result::kOk:
+      return CUDA_SUCCESS;
+    case VirtualMemory::Result::kFailed:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case VirtualMemory::Result::kAlreadyMapped:
+      return CUDA_ERROR_ALREADY_MAPPED;
+    case VirtualMemory::Result::kInvalid:
+      break;
   }
   return CUDA_ERROR_INVALID_VALUE;
 }
@@ -60,8 +66,8 @@ GPUPOOL_API cuMemAddressFree(CUdeviceptr address, size_t size) {
   return virtual_memory().unreserve(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-GPUPOOL_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CUmemAllocationProp* prop,
-                        unsigned long long flags) {
+GPUPOOL_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size,
+                        const CUmemAllocationProp* prop, unsigned long long flags) {
   GPUPOOL_TRY(driver_status());
   Device* device;
   GPUPOOL_TRY(check_properties(prop, &device));
@@ -100,12 +106,14 @@ GPUPOOL_API cuMemUnmap(CUdeviceptr address, size_t size) {
   return result_of(virtual_memory().unmap(address, size));
 }
 
-GPUPOOL_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* desc, size_t count) {
+GPUPOOL_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* desc,
+                           size_t count) {
   GPUPOOL_TRY(driver_status());
   if (!desc || !count || !size) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+    if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+        desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
         desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -120,9 +128,11 @@ GPUPOOL_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDe
   return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+GPUPOOL_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                           CUdeviceptr address) {
   GPUPOOL_TRY(driver_status());
-  if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return CUDA_ERROR_INVALID_VALUE;
   Device* device;
   GPUPOOL_TRY(find_device(location->id, &device));
   auto access = virtual_memory().access(address, location->id);

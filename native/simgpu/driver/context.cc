@@ -1,7 +1,7 @@
 #include "simgpu/driver/context.h"
 
-#include <stdio.h>
 #include <errno.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,16 +16,26 @@ std::atomic<uint64_t> next_id{1};
 
 CUresult code_of(FaultKind kind) {
   switch (kind) {
-    case FaultKind::kIllegalAddress: return CUDA_ERROR_ILLEGAL_ADDRESS;
-    case FaultKind::kMisalignedAddress: return CUDA_ERROR_MISALIGNED_ADDRESS;
-    case FaultKind::kInvalidAddressSpace: return CUDA_ERROR_INVALID_ADDRESS_SPACE;
-    case FaultKind::kInvalidPc: return CUDA_ERROR_INVALID_PC;
-    case FaultKind::kAssert: return CUDA_ERROR_ASSERT;
-    case FaultKind::kTimeout: return CUDA_ERROR_LAUNCH_TIMEOUT;
-    case FaultKind::kIllegalInstruction: return CUDA_ERROR_ILLEGAL_INSTRUCTION;
-    case FaultKind::kNotSupported: return CUDA_ERROR_NOT_SUPPORTED;
-    case FaultKind::kCancelled: return CUDA_SUCCESS;
-    case FaultKind::kLaunchFailed: break;
+    case FaultKind::kIllegalAddress:
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    case FaultKind::kMisalignedAddress:
+      return CUDA_ERROR_MISALIGNED_ADDRESS;
+    case FaultKind::kInvalidAddressSpace:
+      return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+    case FaultKind::kInvalidPc:
+      return CUDA_ERROR_INVALID_PC;
+    case FaultKind::kAssert:
+      return CUDA_ERROR_ASSERT;
+    case FaultKind::kTimeout:
+      return CUDA_ERROR_LAUNCH_TIMEOUT;
+    case FaultKind::kIllegalInstruction:
+      return CUDA_ERROR_ILLEGAL_INSTRUCTION;
+    case FaultKind::kNotSupported:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    case FaultKind::kCancelled:
+      return CUDA_SUCCESS;
+    case FaultKind::kLaunchFailed:
+      break;
   }
   return CUDA_ERROR_LAUNCH_FAILED;
 }
@@ -40,9 +50,11 @@ void report(const Fault& fault, CUresult code, int device) {
   };
   const char* access = fault.is_store ? "write" : "read";
   if (fault.kind == FaultKind::kIllegalAddress) {
-    add("========= Invalid %s of size %u bytes (error %d)\n", access, fault.access_bytes, int(code));
+    add("========= Invalid %s of size %u bytes (error %d)\n", access, fault.access_bytes,
+        int(code));
   } else if (fault.kind == FaultKind::kMisalignedAddress) {
-    add("========= Misaligned %s of size %u bytes (error %d)\n", access, fault.access_bytes, int(code));
+    add("========= Misaligned %s of size %u bytes (error %d)\n", access, fault.access_bytes,
+        int(code));
   } else {
     add("========= Kernel stopped with error %d\n", int(code));
   }

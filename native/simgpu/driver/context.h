@@ -165,12 +165,11 @@ inline CUcontext handle_of(Context* context) { return reinterpret_cast<CUcontext
 
 }  // namespace gpupool::simgpu
 
-#define GPUPOOL_TRY(expression)                                   \
-  do {                                                            \
-    if (CUresult status_ = (expression); status_ != CUDA_SUCCESS) \
-      return status_;                                             \
+#define GPUPOOL_TRY(expression)                                                   \
+  do {                                                                            \
+    if (CUresult status_ = (expression); status_ != CUDA_SUCCESS) return status_; \
   } while (0)
 
-#define GPUPOOL_CURRENT(name)             \
+#define GPUPOOL_CURRENT(name)                 \
   ::gpupool::simgpu::Context* name = nullptr; \
   GPUPOOL_TRY(::gpupool::simgpu::current_context(&name))

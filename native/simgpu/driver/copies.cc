@@ -7,13 +7,13 @@
 namespace gpupool::simgpu {
 namespace {
 
-constexpr uint64_t kShort = 64 << 10;       // bytes that are copied or filled at the call
-constexpr uint64_t kStaged = 1 << 20;       // pageable sources up to this size are kept aside
+constexpr uint64_t kShort = 64 << 10;  // bytes that are copied or filled at the call
+constexpr uint64_t kStaged = 1 << 20;  // pageable sources up to this size are kept aside
 
 // Bytes from the first to the last one touched; false: more than addresses can say.
 bool extent(const CopyEnd& end, const Copy& what, uint64_t* bytes) {
-  __uint128_t total = __uint128_t(what.depth - 1) * end.slice + __uint128_t(what.height - 1) * end.pitch +
-                      what.width;
+  __uint128_t total = __uint128_t(what.depth - 1) * end.slice +
+                      __uint128_t(what.height - 1) * end.pitch + what.width;
   if (total >> 47) return false;
   *bytes = uint64_t(total);
   return true;
@@ -37,9 +37,10 @@ CUresult check(const CopyEnd& end, const Copy& what, Checked* checked) {
 void perform_copy(const Copy& c) {
   for (uint64_t z = 0; z < c.depth; ++z) {
     for (uint64_t y = 0; y < c.height; ++y) {
-      memmove(reinterpret_cast<void*>(c.target.address + z * c.target.slice + y * c.target.pitch),
-              reinterpret_cast<const void*>(c.source.address + z * c.source.slice + y * c.source.pitch),
-              c.width);
+      memmove(
+          reinterpret_cast<void*>(c.target.address + z * c.target.slice + y * c.target.pitch),
+          reinterpret_cast<const void*>(c.source.address + z * c.source.slice + y * c.source.pitch),
+          c.width);
     }
   }
 }
@@ -105,9 +106,11 @@ CUresult fill(const Fill& what, CUstream handle) {
   if (!what.width || !what.height) return CUDA_SUCCESS;
   if (what.address % what.element) return CUDA_ERROR_INVALID_VALUE;
   const __uint128_t row = __uint128_t(what.width) * what.element;
-  if (what.height > 1 && (what.pitch < row || what.pitch % what.element)) return CUDA_ERROR_INVALID_VALUE;
+  if (what.height > 1 && (what.pitch < row || what.pitch % what.element))
+    return CUDA_ERROR_INVALID_VALUE;
   const __uint128_t bytes = __uint128_t(what.height - 1) * what.pitch + row;
-  if (bytes >> 47 || !addresses().covers(what.address, uint64_t(bytes))) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes >> 47 || !addresses().covers(what.address, uint64_t(bytes)))
+    return CUDA_ERROR_INVALID_VALUE;
   Context* worker = stream->context;
   auto work = [what, worker] {
     if (worker->status() == CUDA_SUCCESS) perform_fill(what);

@@ -49,7 +49,8 @@ CUresult initialise() {
     device->ordinal = int(devices.size());
     device->gpu = d.machine.gpus[size_t(index)];
     std::string error;
-    device->card = CardState::open(directory, device->gpu.uuid_text(), device->gpu.memory_bytes, &error);
+    device->card =
+        CardState::open(directory, device->gpu.uuid_text(), device->gpu.memory_bytes, &error);
     if (!device->card) {
       say(error);
       return CUDA_ERROR_NOT_INITIALIZED;
@@ -161,7 +162,8 @@ GPUPOOL_API cuDriverGetVersion(int* version) {
     return CUDA_SUCCESS;
   }
   // Answered before cuInit, too.
-  MachineResult result = load_machine(library_directory(reinterpret_cast<void*>(&cuDriverGetVersion)));
+  MachineResult result =
+      load_machine(library_directory(reinterpret_cast<void*>(&cuDriverGetVersion)));
   *version = result.machine ? result.machine->cuda_version : MachineDescription{}.cuda_version;
   return CUDA_SUCCESS;
 }

@@ -6,8 +6,8 @@
 namespace gpupool::simgpu {
 
 // `dynamic` and `carveout`: what the program has set, -1: nothing.
-CUresult function_attribute(int* value, int attribute, const KernelInfo& info, const DeviceModel& model,
-                            int dynamic, int carveout);
+CUresult function_attribute(int* value, int attribute, const KernelInfo& info,
+                            const DeviceModel& model, int dynamic, int carveout);
 // Whether the program may set this attribute to this value.
 CUresult check_function_attribute(int attribute, int value, const KernelInfo& info,
                                   const DeviceModel& model);

@@ -1,5 +1,5 @@
-// Tables of the live objects behind CUDA's handles, so that a wrong handle is an error and an object
-// lives on while somebody still uses it.
+// Tables of the live objects behind CUDA's handles, so that a wrong handle is an error and an
+// object lives on while somebody still uses it.
 #pragma once
 
 #include <memory>

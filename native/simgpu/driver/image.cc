@@ -22,7 +22,8 @@ std::string join_parts(const std::vector<SourceText>& parts) {
   for (const SourceText& part : parts) {
     std::string name = part.name;
     std::replace_if(name.begin(), name.end(), [](char c) { return c == '\n' || c == '\0'; }, '_');
-    text += std::string(kPart) + std::to_string(part.ptx.size()) + " " + name + "\n" + part.ptx + "\n";
+    text +=
+        std::string(kPart) + std::to_string(part.ptx.size()) + " " + name + "\n" + part.ptx + "\n";
   }
   return text;
 }
@@ -47,7 +48,8 @@ bool split_parts(std::string_view text, std::vector<SourceText>* parts) {
   return !parts->empty();
 }
 
-CUresult read_image(const void* pointer, const DeviceModel& model, std::vector<SourceText>* sources) {
+CUresult read_image(const void* pointer, const DeviceModel& model,
+                    std::vector<SourceText>* sources) {
   frontdoor::Image image;
   GPUPOOL_TRY(frontdoor::open_trusted(pointer, &image));
   frontdoor::Selection selection;
@@ -72,18 +74,24 @@ CUresult read_image(const void* pointer, const DeviceModel& model, std::vector<S
 
 CUresult result_of(LoadStatus status) {
   switch (status) {
-    case LoadStatus::kOk: return CUDA_SUCCESS;
-    case LoadStatus::kUnsupportedPtxVersion: return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-    case LoadStatus::kOutOfMemory: return CUDA_ERROR_OUT_OF_MEMORY;
-    case LoadStatus::kNoKernelImage: return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    case LoadStatus::kOk:
+      return CUDA_SUCCESS;
+    case LoadStatus::kUnsupportedPtxVersion:
+      return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+    case LoadStatus::kOutOfMemory:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case LoadStatus::kNoKernelImage:
+      return CUDA_ERROR_NO_BINARY_FOR_GPU;
     case LoadStatus::kInvalidPtx:
-    case LoadStatus::kUnresolvedSymbol: break;
+    case LoadStatus::kUnresolvedSymbol:
+      break;
   }
   return CUDA_ERROR_INVALID_PTX;
 }
 
 CUresult load(const std::vector<SourceText>& sources, const DeviceModel& model,
-              std::shared_ptr<MemorySpace> memory, std::shared_ptr<Program>* program, std::string* log) {
+              std::shared_ptr<MemorySpace> memory, std::shared_ptr<Program>* program,
+              std::string* log) {
   LoadResult result = load_program(sources, model, std::move(memory));
   if (log) *log = result.log;
   *program = std::move(result.program);
@@ -95,11 +103,21 @@ CUresult JitOptions::read(unsigned count, const CUjit_option* options, void** va
   for (unsigned i = 0; i < count; ++i) {
     const unsigned number = unsigned(reinterpret_cast<uintptr_t>(values[i]));
     switch (int(options[i])) {
-      case CU_JIT_INFO_LOG_BUFFER: info_.buffer = static_cast<char*>(values[i]); break;
-      case CU_JIT_ERROR_LOG_BUFFER: error_.buffer = static_cast<char*>(values[i]); break;
-      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_.size = &values[i], info_.capacity = number; break;
-      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_.size = &values[i], error_.capacity = number; break;
-      case CU_JIT_WALL_TIME: wall_time_value_ = &values[i]; break;
+      case CU_JIT_INFO_LOG_BUFFER:
+        info_.buffer = static_cast<char*>(values[i]);
+        break;
+      case CU_JIT_ERROR_LOG_BUFFER:
+        error_.buffer = static_cast<char*>(values[i]);
+        break;
+      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+        info_.size = &values[i], info_.capacity = number;
+        break;
+      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+        error_.size = &values[i], error_.capacity = number;
+        break;
+      case CU_JIT_WALL_TIME:
+        wall_time_value_ = &values[i];
+        break;
       default:
         if (int(options[i]) < 0 || int(options[i]) >= int(CU_JIT_NUM_OPTIONS)) {
           return CUDA_ERROR_INVALID_VALUE;
@@ -135,7 +153,8 @@ CUresult read_file(const char* path, std::vector<char>* bytes) {
   if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
   char chunk[65536];
   size_t n;
-  while ((n = fread(chunk, 1, sizeof chunk, file)) > 0) bytes->insert(bytes->end(), chunk, chunk + n);
+  while ((n = fread(chunk, 1, sizeof chunk, file)) > 0)
+    bytes->insert(bytes->end(), chunk, chunk + n);
   bool failed = ferror(file);
   fclose(file);
   bytes->push_back(0);

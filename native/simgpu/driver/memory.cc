@@ -7,9 +7,9 @@
 namespace gpupool::simgpu {
 namespace {
 
-constexpr uint64_t kSmall = kGranule / 4;    // larger allocations have granules of their own
-constexpr uint64_t kRedZone = 512;           // between neighbours, so that running over shows
-constexpr size_t kQuarantine = 128;          // freed spans whose addresses are kept back
+constexpr uint64_t kSmall = kGranule / 4;  // larger allocations have granules of their own
+constexpr uint64_t kRedZone = 512;         // between neighbours, so that running over shows
+constexpr size_t kQuarantine = 128;        // freed spans whose addresses are kept back
 
 uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 

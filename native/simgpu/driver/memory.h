@@ -99,8 +99,8 @@ class DeviceHeap {
   CardState* const card_;
   std::mutex mutex_;
   std::map<uint64_t, Block> blocks_;
-  std::map<uint64_t, uint64_t> small_;  // address, bytes taken from its block
-  std::map<uint64_t, uint64_t> large_;  // address, bytes charged
+  std::map<uint64_t, uint64_t> small_;                    // address, bytes taken from its block
+  std::map<uint64_t, uint64_t> large_;                    // address, bytes charged
   std::deque<std::pair<uint64_t, uint64_t>> quarantine_;  // freed spans, not given out again yet
 };
 

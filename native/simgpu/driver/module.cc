@@ -55,7 +55,8 @@ void apply_attributes(Kernel& kernel, Function& function) {
   auto set = kernel.attributes.find(function.context->device->ordinal);
   if (set == kernel.attributes.end()) return;
   for (auto [attribute, value] : set->second) {
-    if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) function.max_dynamic_shared = value;
+    if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+      function.max_dynamic_shared = value;
     if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) function.carveout = value;
   }
 }
@@ -72,7 +73,8 @@ CUresult Function::info(const KernelInfo** info) {
   *info = program->kernel(index, &why);
   if (*info) return CUDA_SUCCESS;
   if (!said_.exchange(true)) {
-    std::string line = "gpupool simulated GPU: kernel " + name + " can't be executed: " + why + "\n";
+    std::string line =
+        "gpupool simulated GPU: kernel " + name + " can't be executed: " + why + "\n";
     ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
     (void)ignored;
   }
@@ -191,7 +193,8 @@ std::shared_ptr<Program> Library::any_program(CUresult* status) {
     auto texts = sources.find(capability(device->gpu.model));
     if (texts == sources.end()) continue;
     std::shared_ptr<Program> program;
-    *status = load(texts->second, device->gpu.model, std::make_shared<PlainMemory>(), &program, nullptr);
+    *status =
+        load(texts->second, device->gpu.model, std::make_shared<PlainMemory>(), &program, nullptr);
     if (*status != CUDA_SUCCESS) return nullptr;
     std::lock_guard lock(mutex_);
     if (!contextless_) contextless_ = std::move(program);

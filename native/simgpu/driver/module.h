@@ -98,7 +98,8 @@ class JitOptions {
 // The PTX of an image that a device of this kind executes.
 CUresult read_image(const void* image, const DeviceModel& model, std::vector<SourceText>* sources);
 CUresult load(const std::vector<SourceText>& sources, const DeviceModel& model,
-              std::shared_ptr<MemorySpace> memory, std::shared_ptr<Program>* program, std::string* log);
+              std::shared_ptr<MemorySpace> memory, std::shared_ptr<Program>* program,
+              std::string* log);
 CUresult result_of(LoadStatus status);
 
 // What cuLinkComplete makes: text that holds the linked parts, and how it is taken apart again.

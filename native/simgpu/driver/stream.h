@@ -46,7 +46,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const unsigned flags;
   const int priority;
   const uint64_t id;
-  uint64_t epoch = 0;  // of the context, when the stream was made
+  uint64_t epoch = 0;                                // of the context, when the stream was made
   bool is_blocking() const { return !(flags & 1); }  // CU_STREAM_NON_BLOCKING
 
   uint64_t submit(std::vector<Dependency> dependencies, Work work);

@@ -50,7 +50,8 @@ bool PhysicalStore::allocate(uint64_t bytes, uint64_t* offset) {
 void PhysicalStore::release(uint64_t offset, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   // The hole gives the pages back and makes the piece read as zero when it is used again.
-  if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(bytes)) != 0) {
+  if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(bytes)) !=
+      0) {
     return;  // keep it charged: better less memory than somebody's old data
   }
   if (card_) card_->uncharge(bytes);
@@ -114,8 +115,8 @@ bool VirtualMemory::unreserve(uint64_t begin, uint64_t bytes) {
 VirtualMemory::Result VirtualMemory::map(uint64_t begin, uint64_t bytes, uint64_t offset,
                                          std::shared_ptr<PhysicalMemory> what) {
   std::lock_guard lock(mutex_);
-  if (!bytes || begin % kGranule || bytes % kGranule || offset % kGranule ||
-      offset > what->bytes || bytes > what->bytes - offset) {
+  if (!bytes || begin % kGranule || bytes % kGranule || offset % kGranule || offset > what->bytes ||
+      bytes > what->bytes - offset) {
     return Result::kInvalid;
   }
   auto at = reserved_.upper_bound(begin);
@@ -124,8 +125,7 @@ VirtualMemory::Result VirtualMemory::map(uint64_t begin, uint64_t bytes, uint64_
   if (begin + bytes < begin || begin + bytes > at->first + at->second) return Result::kInvalid;
   auto next = mappings_.lower_bound(begin);
   if (next != mappings_.end() && next->first < begin + bytes) return Result::kAlreadyMapped;
-  if (next != mappings_.begin() &&
-      std::prev(next)->first + std::prev(next)->second.bytes > begin) {
+  if (next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > begin) {
     return Result::kAlreadyMapped;
   }
   void* mapped = mmap(pointer(begin), bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,

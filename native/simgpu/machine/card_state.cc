@@ -20,11 +20,11 @@ namespace {
 constexpr uint64_t kMagic = 0x0001445241435047;  // "GPCARD", layout 1
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kWaiters = 512;
-constexpr uint64_t kTurn = 2'000'000;              // ns
-constexpr uint64_t kBucket = 100'000'000;          // ns of one bucket of the busy time
+constexpr uint64_t kTurn = 2'000'000;      // ns
+constexpr uint64_t kBucket = 100'000'000;  // ns of one bucket of the busy time
 constexpr uint32_t kBuckets = 16;
-constexpr off_t kSlotLocks = off_t{1} << 40;       // file offset of the first slot's lock
-constexpr long kRecheck = 20'000'000;              // ns between looks whether the holder is alive
+constexpr off_t kSlotLocks = off_t{1} << 40;  // file offset of the first slot's lock
+constexpr long kRecheck = 20'000'000;         // ns between looks whether the holder is alive
 
 uint64_t now_ns() {
   timespec t;
@@ -45,11 +45,11 @@ void futex_wake_all(std::atomic<uint32_t>* word) {
 
 struct CardPage {
   uint64_t magic;
-  pthread_mutex_t mutex;                // robust, shared between processes
-  std::atomic<uint64_t> holder;         // (slot + 1) << 32 | context; 0: the card is free
-  std::atomic<uint64_t> since;          // when the holder's turn began, CLOCK_MONOTONIC
-  std::atomic<uint32_t> waiting;        // used entries of `waiters`
-  std::atomic<uint32_t> sequence;       // futex word: changes when the holder changes
+  pthread_mutex_t mutex;           // robust, shared between processes
+  std::atomic<uint64_t> holder;    // (slot + 1) << 32 | context; 0: the card is free
+  std::atomic<uint64_t> since;     // when the holder's turn began, CLOCK_MONOTONIC
+  std::atomic<uint32_t> waiting;   // used entries of `waiters`
+  std::atomic<uint32_t> sequence;  // futex word: changes when the holder changes
   uint64_t next_ticket;
   struct Waiter {
     uint64_t who;  // 0: the entry is free
@@ -74,7 +74,8 @@ namespace {
 
 bool make_directory(const std::string& directory) {
   if (mkdir(directory.c_str(), 01777) == 0) {
-    chmod(directory.c_str(), 01777);  // workers of several users share the card; umask took bits away
+    chmod(directory.c_str(),
+          01777);  // workers of several users share the card; umask took bits away
     return true;
   }
   return errno == EEXIST;

@@ -73,7 +73,8 @@ std::array<uint8_t, 16> parsed_uuid(std::string value) {
   for (char c : value) {
     if (c != '-') digits += c;
   }
-  if (digits.size() != 32 || digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
+  if (digits.size() != 32 ||
+      digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
     throw Wrong("'uuid' is not a UUID: " + value);
   }
   std::array<uint8_t, 16> out{};
@@ -214,7 +215,8 @@ std::string GpuDescription::uuid_text() const {
   const uint8_t* u = uuid.data();
   snprintf(out, sizeof out,
            "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
-           u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+           u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+           u[15]);
   return out;
 }
 
@@ -230,15 +232,16 @@ MachineResult load_machine(const std::string& beside) {
   std::string path = named && *named ? named : beside + "/machine.toml";
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) {
-    result.error = "The machine file " + path + " does not exist; GPUPOOL_SIMGPU_MACHINE names one.";
+    result.error =
+        "The machine file " + path + " does not exist; GPUPOOL_SIMGPU_MACHINE names one.";
     return result;
   }
   try {
     result.machine = read_machine(path);
   } catch (const toml::parse_error& wrong) {
     result.error = "The machine file " + path + " is not valid TOML (line " +
-                   std::to_string(wrong.source().begin.line) + "): " +
-                   std::string(wrong.description()) + ".";
+                   std::to_string(wrong.source().begin.line) +
+                   "): " + std::string(wrong.description()) + ".";
   } catch (const std::exception& wrong) {
     result.error = "The machine file " + path + " is wrong: " + wrong.what() + ".";
   }

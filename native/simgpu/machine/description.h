@@ -30,15 +30,15 @@ struct GpuDescription {
   uint32_t idle_temperature_c = 32;
   bool ecc = true;
 
-  std::string uuid_text() const;    // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-  std::string pci_bus_id() const;   // "0000:01:00.0"
+  std::string uuid_text() const;   // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+  std::string pci_bus_id() const;  // "0000:01:00.0"
 };
 
 struct MachineDescription {
-  std::string path;                          // the file that was read
-  std::string driver_version = "580.0.0";    // as NVML says it
-  int cuda_version = 13000;                  // as cuDriverGetVersion says it
-  uint64_t kernel_instruction_limit = 0;     // thread instructions of one launch; 0: none
+  std::string path;                        // the file that was read
+  std::string driver_version = "580.0.0";  // as NVML says it
+  int cuda_version = 13000;                // as cuDriverGetVersion says it
+  uint64_t kernel_instruction_limit = 0;   // thread instructions of one launch; 0: none
   std::vector<GpuDescription> gpus;
 };
 

@@ -31,13 +31,16 @@ nvmlReturn_t refuse(Handle device) {
 
 unsigned load(Handle device) { return device->card->utilization_percent(); }
 
-unsigned temperature(Handle device) { return device->gpu.idle_temperature_c + load(device) * 4 / 10; }
+unsigned temperature(Handle device) {
+  return device->gpu.idle_temperature_c + load(device) * 4 / 10;
+}
 
 unsigned power(Handle device) {
   return device->gpu.idle_power_mw +
-         unsigned(uint64_t(device->gpu.power_limit_mw * 9 / 10 - std::min(device->gpu.idle_power_mw,
-                                                                         device->gpu.power_limit_mw * 9 / 10)) *
-                  load(device) / 100);
+         unsigned(
+             uint64_t(device->gpu.power_limit_mw * 9 / 10 -
+                      std::min(device->gpu.idle_power_mw, device->gpu.power_limit_mw * 9 / 10)) *
+             load(device) / 100);
 }
 
 unsigned memory_mhz(Handle device) { return device->gpu.memory_clock_khz / 1000; }
@@ -76,11 +79,15 @@ nvmlReturn_t none(Handle device, unsigned* count) { return set(device, count, 0)
 
 }  // namespace
 
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetIndex(Handle d, unsigned* out) { return set(d, out, d ? d->index : 0); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetIndex(Handle d, unsigned* out) {
+  return set(d, out, d ? d->index : 0);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMinorNumber(Handle d, unsigned* out) {
   return set(d, out, d ? d->index : 0);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetModuleId(Handle d, unsigned* out) { return set(d, out, d ? d->index : 0); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetModuleId(Handle d, unsigned* out) {
+  return set(d, out, d ? d->index : 0);
+}
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetName(Handle d, char* out, unsigned length) {
   GPUPOOL_NVML_TRY(check(d));
@@ -98,12 +105,18 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetVbiosVersion(Handle d, char* out, unsigne
   GPUPOOL_NVML_TRY(check(d));
   return give("00.00.00.00.00", out, length);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetBoardPartNumber(Handle d, char*, unsigned) { return refuse(d); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetInforomImageVersion(Handle d, char*, unsigned) { return refuse(d); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetBoardPartNumber(Handle d, char*, unsigned) {
+  return refuse(d);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetInforomImageVersion(Handle d, char*, unsigned) {
+  return refuse(d);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetBoardId(Handle d, unsigned* out) {
   return set(d, out, d ? d->gpu.pci_bus << 8 : 0);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMultiGpuBoard(Handle d, unsigned* out) { return set(d, out, 0u); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMultiGpuBoard(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetBrand(Handle d, unsigned* out) { return set(d, out, 14u); }
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetBusType(Handle d, unsigned* out) { return set(d, out, 2u); }
 
@@ -149,9 +162,10 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPciInfo_v3(Handle d, PciInfoV3* out) {
   if (!out) return kInvalidArgument;
   *out = {};
   const auto& gpu = d->gpu;
-  snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", gpu.pci_domain, gpu.pci_bus, gpu.pci_device);
-  snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0", gpu.pci_domain & 0xFFFF,
-           gpu.pci_bus & 0xFF, gpu.pci_device & 0x1F);
+  snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", gpu.pci_domain, gpu.pci_bus,
+           gpu.pci_device);
+  snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0",
+           gpu.pci_domain & 0xFFFF, gpu.pci_bus & 0xFF, gpu.pci_device & 0x1F);
   out->domain = gpu.pci_domain;
   out->bus = gpu.pci_bus;
   out->device = gpu.pci_device;
@@ -172,7 +186,9 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPciInfo_v2(Handle d, PciInfoV2* out) {
   out->pci_subsystem_id = info.pci_subsystem_id;
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPciInfo(Handle d, PciInfoV2* out) { return nvmlDeviceGetPciInfo_v2(d, out); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPciInfo(Handle d, PciInfoV2* out) {
+  return nvmlDeviceGetPciInfo_v2(d, out);
+}
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMemoryInfo(Handle d, Memory* out) {
   GPUPOOL_NVML_TRY(check(d));
@@ -207,11 +223,13 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetUtilizationRates(Handle d, Utilization* o
   *out = {load(d), load(d) / 2};
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetEncoderUtilization(Handle d, unsigned* out, unsigned* period) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetEncoderUtilization(Handle d, unsigned* out,
+                                                          unsigned* period) {
   GPUPOOL_NVML_TRY(set(d, out, 0u));
   return set(d, period, 166667u);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDecoderUtilization(Handle d, unsigned* out, unsigned* period) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDecoderUtilization(Handle d, unsigned* out,
+                                                          unsigned* period) {
   GPUPOOL_NVML_TRY(set(d, out, 0u));
   return set(d, period, 166667u);
 }
@@ -232,22 +250,29 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTemperatureV(Handle d, TemperatureV1* out
   out->celsius = int(temperature(d));
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTemperatureThreshold(Handle d, unsigned kind, unsigned* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTemperatureThreshold(Handle d, unsigned kind,
+                                                            unsigned* out) {
   static constexpr unsigned kLimits[] = {92, 89, 95, 85};  // shutdown, slowdown, memory, GPU
   GPUPOOL_NVML_TRY(check(d));
   if (kind >= 8) return kInvalidArgument;
   if (kind >= 4) return kNotSupported;
   return set(d, out, kLimits[kind]);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetFanSpeed(Handle d, unsigned*) { return refuse(d); }  // no fan
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetFanSpeed_v2(Handle d, unsigned, unsigned*) { return refuse(d); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetFanSpeed(Handle d, unsigned*) {
+  return refuse(d);
+}  // no fan
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetFanSpeed_v2(Handle d, unsigned, unsigned*) {
+  return refuse(d);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetNumFans(Handle d, unsigned* out) { return set(d, out, 0u); }
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerUsage(Handle d, unsigned* out) {
   GPUPOOL_NVML_TRY(check(d));
   return set(d, out, power(d));
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerManagementMode(Handle d, unsigned* out) { return set(d, out, 1u); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerManagementMode(Handle d, unsigned* out) {
+  return set(d, out, 1u);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerManagementLimit(Handle d, unsigned* out) {
   return set(d, out, d ? d->gpu.power_limit_mw : 0);
 }
@@ -257,14 +282,21 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(Handle d, uns
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(Handle d, unsigned* out) {
   return set(d, out, d ? d->gpu.power_limit_mw : 0);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(Handle d, unsigned* least, unsigned* most) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(Handle d, unsigned* least,
+                                                                       unsigned* most) {
   GPUPOOL_NVML_TRY(check(d));
   GPUPOOL_NVML_TRY(set(d, least, d->gpu.power_limit_mw / 4));
   return set(d, most, d->gpu.power_limit_mw);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPerformanceState(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerState(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(Handle d, unsigned long long*) { return refuse(d); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPerformanceState(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPowerState(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(Handle d, unsigned long long*) {
+  return refuse(d);
+}
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetClockInfo(Handle d, unsigned type, unsigned* out) {
   GPUPOOL_NVML_TRY(check(d));
@@ -279,7 +311,8 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxClockInfo(Handle d, unsigned type, uns
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetApplicationsClock(Handle d, unsigned type, unsigned* out) {
   return nvmlDeviceGetMaxClockInfo(d, type, out);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(Handle d, unsigned type, unsigned* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(Handle d, unsigned type,
+                                                                unsigned* out) {
   return nvmlDeviceGetMaxClockInfo(d, type, out);
 }
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetClock(Handle d, unsigned type, unsigned id, unsigned* out) {
@@ -287,41 +320,70 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetClock(Handle d, unsigned type, unsigned i
   if (type > 3 || id > 3) return kInvalidArgument;
   return set(d, out, clock_mhz(d, type, id != 0));
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(Handle d, unsigned long long* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(Handle d,
+                                                                    unsigned long long* out) {
   GPUPOOL_NVML_TRY(check(d));
   if (!out) return kInvalidArgument;
   *out = load(d) ? 0 : 1;  // idle
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(Handle d, unsigned long long* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(Handle d,
+                                                                 unsigned long long* out) {
   return nvmlDeviceGetCurrentClocksThrottleReasons(d, out);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(Handle d, unsigned long long* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(Handle d,
+                                                                      unsigned long long* out) {
   GPUPOOL_NVML_TRY(check(d));
   if (!out) return kInvalidArgument;
   *out = 1;
   return kSuccess;
 }
 
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(Handle d, unsigned* out) { return set(d, out, 4u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(Handle d, unsigned* out) { return set(d, out, 4u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGpuMaxPcieLinkGeneration(Handle d, unsigned* out) { return set(d, out, 4u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(Handle d, unsigned* out) { return set(d, out, 16u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(Handle d, unsigned* out) { return set(d, out, 16u); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(Handle d, unsigned* out) {
+  return set(d, out, 4u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(Handle d, unsigned* out) {
+  return set(d, out, 4u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGpuMaxPcieLinkGeneration(Handle d, unsigned* out) {
+  return set(d, out, 4u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(Handle d, unsigned* out) {
+  return set(d, out, 16u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(Handle d, unsigned* out) {
+  return set(d, out, 16u);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPcieThroughput(Handle d, unsigned counter, unsigned* out) {
   GPUPOOL_NVML_TRY(check(d));
   if (counter > 1) return kInvalidArgument;
   return set(d, out, 0u);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPcieReplayCounter(Handle d, unsigned* out) { return set(d, out, 0u); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPcieReplayCounter(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
 
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeMode(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPersistenceMode(Handle d, unsigned* out) { return set(d, out, 1u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDisplayMode(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDisplayActive(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetAccountingMode(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetVirtualizationMode(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDriverModel(Handle d, unsigned*, unsigned*) { return refuse(d); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeMode(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetPersistenceMode(Handle d, unsigned* out) {
+  return set(d, out, 1u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDisplayMode(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDisplayActive(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetAccountingMode(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetVirtualizationMode(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetDriverModel(Handle d, unsigned*, unsigned*) {
+  return refuse(d);
+}
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetEccMode(Handle d, unsigned* current, unsigned* pending) {
   GPUPOOL_NVML_TRY(check(d));
@@ -339,18 +401,22 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTotalEccErrors(Handle d, unsigned kind, u
   *out = 0;
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(Handle d, unsigned kind, unsigned counter, unsigned,
-                                                          unsigned long long* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(Handle d, unsigned kind, unsigned counter,
+                                                          unsigned, unsigned long long* out) {
   return nvmlDeviceGetTotalEccErrors(d, kind, counter, out);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetRemappedRows(Handle d, unsigned* corrected, unsigned* uncorrected,
-                                                    unsigned* pending, unsigned* failure) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetRemappedRows(Handle d, unsigned* corrected,
+                                                    unsigned* uncorrected, unsigned* pending,
+                                                    unsigned* failure) {
   GPUPOOL_NVML_TRY(check(d));
   if (d->gpu.model.cc_major < 8) return kNotSupported;
-  for (unsigned* out : {corrected, uncorrected, pending, failure}) GPUPOOL_NVML_TRY(set(d, out, 0u));
+  for (unsigned* out : {corrected, uncorrected, pending, failure})
+    GPUPOOL_NVML_TRY(set(d, out, 0u));
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(Handle d, unsigned*) { return refuse(d); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(Handle d, unsigned*) {
+  return refuse(d);
+}
 
 // Cards that can be divided say that they are not; the others can't be asked.
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMigMode(Handle d, unsigned* current, unsigned* pending) {
@@ -359,9 +425,15 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMigMode(Handle d, unsigned* current, unsi
   GPUPOOL_NVML_TRY(set(d, current, 0u));
   return set(d, pending, 0u);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceSetMigMode(Handle d, unsigned, nvmlReturn_t*) { return refuse(d); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceIsMigDeviceHandle(Handle d, unsigned* out) { return set(d, out, 0u); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(Handle d, unsigned* out) { return set(d, out, 0u); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceSetMigMode(Handle d, unsigned, nvmlReturn_t*) {
+  return refuse(d);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceIsMigDeviceHandle(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(Handle d, unsigned* out) {
+  return set(d, out, 0u);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(Handle d, unsigned, Handle*) {
   GPUPOOL_NVML_TRY(check(d));
   return kNotFound;
@@ -369,21 +441,41 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(Handle d, unsigned
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGpuInstanceId(Handle d, unsigned*) { return refuse(d); }
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeInstanceId(Handle d, unsigned*) { return refuse(d); }
 
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(Handle d, unsigned* count, ProcessInfoV1* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(Handle d, unsigned* count,
+                                                               ProcessInfoV1* out) {
   return processes(d, count, out, fill_v1);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(Handle d, unsigned* count, ProcessInfoV2* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(Handle d, unsigned* count,
+                                                                  ProcessInfoV2* out) {
   return processes(d, count, out, fill_v2);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(Handle d, unsigned* count, ProcessInfoV2* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(Handle d, unsigned* count,
+                                                                  ProcessInfoV2* out) {
   return processes(d, count, out, fill_v2);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(Handle d, unsigned* count, void*) { return none(d, count); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(Handle d, unsigned* count, void*) { return none(d, count); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(Handle d, unsigned* count, void*) { return none(d, count); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(Handle d, unsigned* count, void*) { return none(d, count); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(Handle d, unsigned* count, void*) { return none(d, count); }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(Handle d, unsigned* count, void*) { return none(d, count); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(Handle d, unsigned* count, void*) {
+  return none(d, count);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(Handle d, unsigned* count,
+                                                                   void*) {
+  return none(d, count);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(Handle d, unsigned* count,
+                                                                   void*) {
+  return none(d, count);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(Handle d, unsigned* count,
+                                                                  void*) {
+  return none(d, count);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(Handle d, unsigned* count,
+                                                                     void*) {
+  return none(d, count);
+}
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(Handle d, unsigned* count,
+                                                                     void*) {
+  return none(d, count);
+}
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(Handle a, Handle b, unsigned* out) {
   GPUPOOL_NVML_TRY(check(a));
@@ -391,7 +483,8 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(Handle a, Handle b
   // One host bridge per NUMA node, so far as the machine file tells.
   return set(a, out, a == b ? 0u : a->gpu.numa_node == b->gpu.numa_node ? 40u : 50u);
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(Handle d, unsigned level, unsigned* count, Handle* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(Handle d, unsigned level,
+                                                           unsigned* count, Handle* out) {
   GPUPOOL_NVML_TRY(check(d));
   if (!count) return kInvalidArgument;
   std::vector<Handle> found;
@@ -406,19 +499,23 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(Handle d, unsigned le
   for (size_t i = 0; i < found.size() && i < room; ++i) out[i] = found[i];
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetP2PStatus(Handle a, Handle b, unsigned index, unsigned* out) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetP2PStatus(Handle a, Handle b, unsigned index,
+                                                 unsigned* out) {
   GPUPOOL_NVML_TRY(check(a));
   GPUPOOL_NVML_TRY(check(b));
   if (index > 5) return kInvalidArgument;
   return set(a, out, index == 2 ? 5u : 0u);  // over PCI, not over NVLink
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetNvLinkState(Handle d, unsigned, unsigned*) { return refuse(d); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetNvLinkState(Handle d, unsigned, unsigned*) {
+  return refuse(d);
+}
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceOnSameBoard(Handle a, Handle b, int* out) {
   GPUPOOL_NVML_TRY(check(b));
   return set(a, out, int(a == b));
 }
 
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMemoryAffinity(Handle d, unsigned words, unsigned long* nodes, unsigned) {
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetMemoryAffinity(Handle d, unsigned words,
+                                                      unsigned long* nodes, unsigned) {
   GPUPOOL_NVML_TRY(check(d));
   if (!nodes || !words) return kInvalidArgument;
   if (d->gpu.numa_node < 0) return kNotSupported;

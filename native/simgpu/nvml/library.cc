@@ -36,7 +36,8 @@ nvmlReturn_t initialise() {
   Library& lib = library();
   std::lock_guard lock(lib.mutex);
   if (!lib.loaded) {
-    auto result = simgpu::load_machine(simgpu::library_directory(reinterpret_cast<void*>(&initialise)));
+    auto result =
+        simgpu::load_machine(simgpu::library_directory(reinterpret_cast<void*>(&initialise)));
     std::string error = result.error;
     std::vector<std::unique_ptr<Device>> devices;
     if (result.machine) {
@@ -93,31 +94,56 @@ GPUPOOL_NVML nvmlReturn_t nvmlShutdown() {
 
 GPUPOOL_NVML const char* nvmlErrorString(nvmlReturn_t code) {
   switch (code) {
-    case 0: return "Success";
-    case 1: return "Uninitialized";
-    case 2: return "Invalid Argument";
-    case 3: return "Not Supported";
-    case 4: return "Insufficient Permissions";
-    case 5: return "Already Initialized";
-    case 6: return "Not Found";
-    case 7: return "Insufficient Size";
-    case 8: return "Insufficient External Power";
-    case 9: return "Driver Not Loaded";
-    case 10: return "Timeout";
-    case 11: return "Interrupt Request Issue";
-    case 12: return "NVML Shared Library Not Found";
-    case 13: return "Function Not Found";
-    case 14: return "Corrupted infoROM";
-    case 15: return "GPU is lost";
-    case 16: return "GPU requires restart";
-    case 17: return "The operating system has blocked the request.";
-    case 18: return "RM has detected an NVML/RM version mismatch.";
-    case 19: return "The GPU is in use";
-    case 20: return "Insufficient memory";
-    case 21: return "No data";
-    case 23: return "Insufficient resources";
-    case 25: return "Argument version mismatch";
-    default: return "Unknown Error";
+    case 0:
+      return "Success";
+    case 1:
+      return "Uninitialized";
+    case 2:
+      return "Invalid Argument";
+    case 3:
+      return "Not Supported";
+    case 4:
+      return "Insufficient Permissions";
+    case 5:
+      return "Already Initialized";
+    case 6:
+      return "Not Found";
+    case 7:
+      return "Insufficient Size";
+    case 8:
+      return "Insufficient External Power";
+    case 9:
+      return "Driver Not Loaded";
+    case 10:
+      return "Timeout";
+    case 11:
+      return "Interrupt Request Issue";
+    case 12:
+      return "NVML Shared Library Not Found";
+    case 13:
+      return "Function Not Found";
+    case 14:
+      return "Corrupted infoROM";
+    case 15:
+      return "GPU is lost";
+    case 16:
+      return "GPU requires restart";
+    case 17:
+      return "The operating system has blocked the request.";
+    case 18:
+      return "RM has detected an NVML/RM version mismatch.";
+    case 19:
+      return "The GPU is in use";
+    case 20:
+      return "Insufficient memory";
+    case 21:
+      return "No data";
+    case 23:
+      return "Insufficient resources";
+    case 25:
+      return "Argument version mismatch";
+    default:
+      return "Unknown Error";
   }
 }
 
@@ -128,7 +154,8 @@ GPUPOOL_NVML nvmlReturn_t nvmlSystemGetDriverVersion(char* out, unsigned length)
 
 GPUPOOL_NVML nvmlReturn_t nvmlSystemGetNVMLVersion(char* out, unsigned length) {
   GPUPOOL_NVML_TRY(ready());
-  return give(std::to_string(library().machine.cuda_version / 1000) + "." + library().machine.driver_version,
+  return give(std::to_string(library().machine.cuda_version / 1000) + "." +
+                  library().machine.driver_version,
               out, length);
 }
 
@@ -170,7 +197,9 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCount_v2(unsigned* count) {
   *count = unsigned(library().devices.size());
   return kSuccess;
 }
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCount(unsigned* count) { return nvmlDeviceGetCount_v2(count); }
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetCount(unsigned* count) {
+  return nvmlDeviceGetCount_v2(count);
+}
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle* out) {
   nvmlReturn_t code = find(out, [&](const Device& d) { return d.index == index; });
@@ -198,7 +227,8 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* id, Handl
     if (sscanf(id, "%x:%x.%x", &bus, &device, &function) < 2) return kInvalidArgument;
   }
   return find(out, [&](const Device& d) {
-    return d.gpu.pci_domain == domain && d.gpu.pci_bus == bus && d.gpu.pci_device == device && !function;
+    return d.gpu.pci_domain == domain && d.gpu.pci_bus == bus && d.gpu.pci_device == device &&
+           !function;
   });
 }
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char* id, Handle* out) {

@@ -59,7 +59,8 @@ struct ProcessInfoV2 {  // also version 3
   unsigned gpu_instance, compute_instance;
 };
 struct DeviceAttributes {
-  unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+  unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices,
+      compute_slices;
   unsigned long long memory_mib;
 };
 
@@ -80,13 +81,13 @@ struct Library {
 };
 Library& library();
 
-nvmlReturn_t ready();                                     // kUninitialized before nvmlInit
-nvmlReturn_t check(Handle handle);                        // and whether it is a device's handle
+nvmlReturn_t ready();               // kUninitialized before nvmlInit
+nvmlReturn_t check(Handle handle);  // and whether it is a device's handle
 nvmlReturn_t give(const std::string& text, char* out, unsigned length);
 
 }  // namespace gpupool::nvml
 
-#define GPUPOOL_NVML_TRY(expression)                            \
-  do {                                                          \
+#define GPUPOOL_NVML_TRY(expression)                                 \
+  do {                                                               \
     if (nvmlReturn_t code_ = (expression); code_ != 0) return code_; \
   } while (0)
