@@ -155,7 +155,7 @@ inline std::vector<uint64_t> run_instruction(const std::string& text, const Shap
        "mad.lo.u32 %i3, %i1, %i2, %i0; ld.param.u32 %i4, [n]; setp.ge.u32 pend, %i3, %i4;\n"
        "@pend bra END;\n"
        "ld.param.u64 %d0, [in]; ld.param.u64 %d1, [out];\n"
-       "mul.wide.u32 %d2, %i3, 24; add.u64 %d3, %d0, %d2; mul.wide.u32 %d4, %i3, 8; add.u64 %d5, %d1, %d4;\n"
+       "mul.wide.u32 %d2, %i3, 32; add.u64 %d3, %d0, %d2; mul.wide.u32 %d4, %i3, 8; add.u64 %d5, %d1, %d4;\n"
        "ld.global.u64 %v1, [%d3]; ld.global.u64 %v2, [%d3+8]; ld.global.u64 %v3, [%d3+16];\n"
        "mov.u64 %v0, 0x5aa5c33c96695a5a;\n"
        "and.b32 %i5, %i3, 1; setp.ne.u32 pguard, %i5, 0;\n";
@@ -174,9 +174,9 @@ inline std::vector<uint64_t> run_instruction(const std::string& text, const Shap
   s += "st.global.u64 [%d5], %v0;\nEND: ret;\n}\n";
   Device device(s);
   const uint32_t n = static_cast<uint32_t>(inputs.size());
-  uint64_t* in = device.array<uint64_t>(inputs.size() * 3);
+  uint64_t* in = device.array<uint64_t>(inputs.size() * 4);
   uint64_t* out = device.array<uint64_t>(inputs.size());
-  memcpy(in, inputs.data(), inputs.size() * 24);
+  for (size_t i = 0; i < inputs.size(); ++i) memcpy(in + 4 * i, inputs[i].data(), sizeof inputs[i]);
   auto fault = device.launch("k", (n + 127) / 128, 128, Device::Arguments().add(in).add(out).add(n));
   if (fault) {
     *error = fault->what;
