@@ -36,8 +36,8 @@ class Carrier {
  public:
   virtual ~Carrier() = default;
 
-  // Never waits.
-  virtual Moved write(const Part* parts, int count) = 0;
+  // Waits for room at most some milliseconds if `may_wait`.
+  virtual Moved write(const Part* parts, int count, bool may_wait) = 0;
   // Waits for the first byte if `may_wait`, then never returns kBlocked.
   virtual Moved read(const Part* parts, int count, bool may_wait) = 0;
 

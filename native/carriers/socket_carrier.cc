@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <time.h>
@@ -21,6 +22,7 @@ namespace gpupool::carriers {
 namespace {
 
 constexpr int kMaxParts = 64;
+constexpr int kWriteWaitUs = 10'000;
 constexpr int kSocketBufferBytes = 4 * 1024 * 1024;  // the kernel takes less where it has to
 
 int64_t now_us() {
@@ -34,7 +36,9 @@ class SocketCarrier final : public Carrier {
   SocketCarrier(int fd, const char* kind) : fd_(fd), kind_(kind) {}
   ~SocketCarrier() override { abandon(); }
 
-  Moved write(const Part* parts, int count) override { return move(parts, count, true, false); }
+  Moved write(const Part* parts, int count, bool may_wait) override {
+    return move(parts, count, true, may_wait);
+  }
   Moved read(const Part* parts, int count, bool may_wait) override {
     return move(parts, count, false, may_wait);
   }
@@ -79,8 +83,9 @@ class SocketCarrier final : public Carrier {
     message.msg_iov = vectors;
     message.msg_iovlen = static_cast<size_t>(count);
     for (;;) {
-      const ssize_t n = outwards ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
-                                 : recvmsg(fd_, &message, may_wait ? 0 : MSG_DONTWAIT);
+      const int wait = may_wait ? 0 : MSG_DONTWAIT;
+      const ssize_t n = outwards ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | wait)
+                                 : recvmsg(fd_, &message, wait);
       if (n > 0) return {Status::kOk, static_cast<size_t>(n)};
       if (n == 0) return {outwards ? Status::kBlocked : Status::kClosed, 0};
       if (errno == EINTR) continue;
@@ -100,7 +105,7 @@ bool transfer_all(Carrier& carrier, void* data, size_t bytes, int64_t timeout_us
   auto* at = static_cast<char*>(data);
   while (bytes > 0) {
     const Part part{at, bytes};
-    const Moved moved = outwards ? carrier.write(&part, 1) : carrier.read(&part, 1, false);
+    const Moved moved = outwards ? carrier.write(&part, 1, false) : carrier.read(&part, 1, false);
     if (moved.status == Status::kClosed) return false;
     if (moved.status == Status::kOk) {
       at += moved.bytes;
@@ -129,6 +134,8 @@ std::unique_ptr<Carrier> make_socket_carrier(int fd) {
     const int on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
+  const timeval patience{0, kWriteWaitUs};
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   return std::make_unique<SocketCarrier>(fd, unix_socket ? "unix" : "tcp");

@@ -7,6 +7,7 @@
 #include "client/contexts.h"
 #include "client/log.h"
 #include "client/state.h"
+#include "frontdoor/hooks.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -68,14 +69,24 @@ CUresult create_in_worker(Context* context) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void destroy(Context* context) {
-  if (!context->active.exchange(false)) return;
+// True if it was alive. What clients keep with the context is for the caller to forget, without any
+// lock: that runs code of theirs.
+bool destroy(Context* context) {
+  if (!context->active.exchange(false)) return false;
   if (!channel_of(context).lost()) {
     Channel::Post post(channel_of(context), op(Operation::kCtxDestroyV2), context->wire_id(),
                        sizeof(wire::Handle));
     post.encoder().handle(context->wire);
   }
   drop_objects_of(context);
+  return true;
+}
+
+// A primary context that nobody retains may be made current all the same.
+bool destroyed(const Context* context) { return !context->primary && !context->active.load(); }
+
+void forget(Context* context) {
+  frontdoor::forget_context(reinterpret_cast<CUcontext>(context->handle));
 }
 
 CUresult initialized() {
@@ -133,9 +144,13 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
   INITIALIZED();
   Device* device = Process::get().device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard guard(device->lock);
-  if (device->primary_count == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (--device->primary_count == 0) destroy(device->primary);
+  bool ended = false;
+  {
+    std::lock_guard guard(device->lock);
+    if (device->primary_count == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--device->primary_count == 0) ended = destroy(device->primary);
+  }
+  if (ended) forget(device->primary);
   return CUDA_SUCCESS;
 }
 
@@ -143,10 +158,14 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
   INITIALIZED();
   Device* device = Process::get().device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard guard(device->lock);
-  // The handle and who retains it stay; what it held is gone. It works again after the next retain.
-  if (device->primary != nullptr) destroy(device->primary);
-  device->primary_count = 0;
+  bool ended = false;
+  {
+    // The handle stays; what the context held is gone. It works again after the next retain.
+    std::lock_guard guard(device->lock);
+    if (device->primary != nullptr) ended = destroy(device->primary);
+    device->primary_count = 0;
+  }
+  if (ended) forget(device->primary);
   return CUDA_SUCCESS;
 }
 
@@ -217,7 +236,8 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
   REQUIRE(handle != nullptr);
   Context* context = find_context(handle);
   if (context == nullptr || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
-  destroy(context);
+  if (!destroy(context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  forget(context);
   // A context that is on top of the caller's stack is popped; elsewhere it stays, unusable.
   auto& stack = thread_state().stack;
   if (!stack.empty() && stack.back() == context) stack.pop_back();
@@ -240,6 +260,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext handle) {
   REQUIRE(handle != nullptr);
   Context* context = find_context(handle);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (destroyed(context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   thread_state().stack.push_back(context);
   return CUDA_SUCCESS;
 }
@@ -262,6 +283,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
   }
   Context* context = find_context(handle);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (destroyed(context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (stack.empty()) {
     stack.push_back(context);
   } else {

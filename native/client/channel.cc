@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -25,8 +24,9 @@ using wire::FrameReader;
 
 namespace {
 
-constexpr long kFlushDelayNs = 30'000;  // age of a batch's first command before it is sent
-constexpr int kIdleRounds = 30;         // of the flusher without work before it sleeps for good
+constexpr long kFlushDelayNs = 30'000;       // age of a batch's first command before it is sent
+constexpr long kMaxFlushDelayNs = 1'000'000; // the same where batches were always sent by others
+constexpr long kIdleNs = 20'000'000;         // without traffic: the flusher sleeps until it is woken
 
 }  // namespace
 
@@ -149,30 +149,39 @@ void Channel::wake_flusher() {
   syscall(SYS_futex, &flusher_signal_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
-// Sends batches that nobody fills or waits for. While there is traffic it looks every few
-// microseconds, so that those who post commands need not wake it.
+// Sends batches that nobody fills or waits for. While there is traffic it looks again and again, so
+// that those who post commands need not wake it: soon after a batch that it had to send itself, ever
+// more rarely as long as others do it.
 void Channel::flusher_loop() {
   pthread_setname_np(pthread_self(), "gpupool-flush");
   prctl(PR_SET_TIMERSLACK, 1000ul);
   uint64_t seen = 0;
-  int idle = 0;
+  long delay_ns = kFlushDelayNs, idle_ns = 0;
   while (!lost()) {
     const uint32_t signal = flusher_signal_.load(std::memory_order_acquire);
-    const timespec delay{0, kFlushDelayNs};
+    const timespec delay{0, delay_ns};
     nanosleep(&delay, nullptr);
     if (!lock_.try_lock()) {
-      idle = 0;
+      idle_ns = 0;
       continue;
     }
-    const bool moved = flushes_ != seen;
-    if (batch_bytes_ > 0 && !moved) send_batch(nullptr, 0);
-    idle = moved || flushes_ != seen || batch_bytes_ > 0 ? 0 : idle + 1;
+    if (flushes_ != seen) {
+      delay_ns = std::min(delay_ns * 2, kMaxFlushDelayNs);
+      idle_ns = 0;
+    } else if (batch_bytes_ > 0) {
+      send_batch(nullptr, 0);
+      delay_ns = kFlushDelayNs;
+      idle_ns = 0;
+    } else {
+      idle_ns += delay_ns;
+    }
     seen = flushes_;
-    const bool sleep = idle >= kIdleRounds;
+    const bool sleep = idle_ns >= kIdleNs;
     if (sleep) flusher_awake_.store(false, std::memory_order_relaxed);
     lock_.unlock();
     if (sleep) {
-      idle = 0;
+      idle_ns = 0;
+      delay_ns = kFlushDelayNs;
       syscall(SYS_futex, &flusher_signal_, FUTEX_WAIT_PRIVATE, signal, nullptr, nullptr, 0);
     }
   }

@@ -78,7 +78,7 @@ class FrameWriter {
     int first = 0;
     const int count = prepare(kind, body, body_bytes, bulk, bulk_count, acknowledged, credit, parts);
     while (first < count) {
-      const carriers::Moved moved = carrier_.write(parts + first, count - first);
+      const carriers::Moved moved = carrier_.write(parts + first, count - first, true);
       if (moved.status == carriers::Status::kOk) {
         first = advance(parts, first, count, moved.bytes);
       } else if (moved.status == carriers::Status::kClosed || !blocked()) {

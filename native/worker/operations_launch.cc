@@ -76,7 +76,7 @@ bool launch(SessionState& session, const Command& command) {
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<char*>(data),
                    CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
   void** passed = bytes == 0 ? nullptr : extra;
-  context->printing = true;
+  if (function->prints) context->printing = true;
   const DriverTable& driver = session.driver();
   session.launches.fetch_add(1, std::memory_order_relaxed);
   const CUresult result = session.submit(context, stream, [&]() -> CUresult {

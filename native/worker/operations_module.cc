@@ -81,6 +81,10 @@ bool load(SessionState& session, const Command& command) {
   if (body.more_follows != 0) return true;
   if (module->image.size() != body.image_bytes) return session.malformed(command);
 
+  // The device's printf is a call of vprintf in PTX and in cubins.
+  static constexpr std::string_view kPrint = "vprintf";
+  module->prints = memmem(module->image.data(), module->image.size(), kPrint.data(),
+                          kPrint.size()) != nullptr;
   const uint64_t charge = bytes_of_globals(module->image);
   if (charge != 0 && !session.account().charge(charge)) {
     session.modules.erase(body.module);
@@ -158,6 +162,7 @@ bool get_function(SessionState& session, const Command& command) {
   function->driver = made;
   function->context = context->id;
   function->module = body.module;
+  function->prints = module->prints;
   wire::FunctionInfo info = info_of(session, made);
   std::vector<wire::FunctionParameter> parameters;
   const auto ask = session.driver().cuFuncGetParamInfo;

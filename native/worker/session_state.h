@@ -43,6 +43,7 @@ struct Module {
   CUmodule driver = nullptr;
   uint32_t context = 0;
   uint64_t charged = 0;
+  bool prints = false;  // its code calls printf
   std::vector<uint8_t> image;  // while it is coming in
   bool loading = false;
 };
@@ -51,6 +52,7 @@ struct Function {
   CUfunction driver = nullptr;
   uint32_t context = 0;
   wire::Handle module;
+  bool prints = false;
   uint32_t parameter_bytes = 0;
   bool parameters_known = false;  // by the driver
 };
