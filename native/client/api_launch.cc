@@ -49,6 +49,7 @@ CUresult check_shape(const Context* context, const Function* function, const Con
       REQUIRE(config.block[i] == std::max(1u, function->required_threads[i]));
     }
   }
+  REQUIRE(function->max_threads == 0 || threads <= function->max_threads);
   if (threads > static_cast<uint64_t>(
                     function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) {
     // Too many for the registers, or more than the kernel's launch bounds.

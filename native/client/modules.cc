@@ -216,11 +216,16 @@ CUresult take_layout(Function* function, const wire::FunctionInfo& info, wire::D
   function->parameters.clear();
   function->parameter_bytes = 0;
   function->layout_known = false;
+  function->max_threads = 0;
   memset(function->required_threads, 0, sizeof function->required_threads);
   if (known != nullptr) {
     function->parameters = known->parameters;
     function->parameter_bytes = known->parameter_bytes;
     memcpy(function->required_threads, known->required_threads, sizeof function->required_threads);
+    if (known->max_threads[0] != 0) {
+      function->max_threads = known->max_threads[0] * std::max(1u, known->max_threads[1]) *
+                              std::max(1u, known->max_threads[2]);
+    }
     function->layout_known = true;
     return CUDA_SUCCESS;
   }

@@ -74,7 +74,8 @@ struct Function : Object {
   std::vector<frontdoor::ParameterLayout> parameters;
   uint32_t parameter_bytes = 0;
   bool layout_known = false;
-  uint32_t required_threads[3] = {0, 0, 0};
+  uint32_t required_threads[3] = {0, 0, 0};  // .reqntid, 0: none
+  uint32_t max_threads = 0;                  // .maxntid, 0: none
   int attributes[wire::kFunctionAttributes] = {};
   uint32_t attribute_mask = 0;
   std::mutex lock;

@@ -80,7 +80,9 @@ FUNCTION_KEYS = frozenset(
         "params",
     ]
 )
-PARAMETER_KEYS = frozenset(["name", "type", "dir", "kind", "bytes", "count", "access"])
+PARAMETER_KEYS = frozenset(
+    ["name", "type", "dir", "kind", "bytes", "count", "access", "align", "allowed"]
+)
 
 # YAML readers differ in how they take these words; a loader without them keeps every word a string.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -92,7 +94,8 @@ class DescriptionError(ValueError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a function. `bytes` and `count` are C expressions over the others."""
+    """One parameter of a function. `bytes` and `count` are C expressions over the others,
+    `align` and `allowed` constants."""
 
     name: str
     type: str
@@ -101,6 +104,8 @@ class Parameter:
     bytes: str | None = None
     count: str | None = None
     access: str | None = None
+    align: str | None = None  # a value that is no multiple of it is invalid
+    allowed: str | None = None  # flags beyond these are invalid
 
     @property
     def declaration(self) -> str:
