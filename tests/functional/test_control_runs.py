@@ -143,7 +143,9 @@ def nobody() -> dict:
     user = pwd.getpwnam("nobody")
     keywords = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": [], "cwd": "/"}
     probe = [sys.executable, "-c", "import gpupoold.cmd.ctl, grpc"]
-    if subprocess.run(probe, capture_output=True, **keywords).returncode != 0:
+    try:
+        subprocess.run(probe, capture_output=True, check=True, **keywords)
+    except (subprocess.CalledProcessError, PermissionError):
         pytest.skip("other users cannot read this Python environment")
     return keywords
 

@@ -298,12 +298,14 @@ def nobody() -> dict:
         pytest.skip("only root can be somebody else")
     user = pwd.getpwnam("nobody")
     keywords = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    tried = subprocess.run(
-        [sys.executable, "-c", "import gpupoold.cmd.ctl, grpc"],
-        env={**os.environ, "PYTHONPATH": PACKAGES}, capture_output=True, cwd="/", **keywords,
-    )  # fmt: skip
-    if tried.returncode != 0:
-        pytest.skip("the sources are not readable for other users")
+    try:
+        subprocess.run(
+            [sys.executable, "-c", "import gpupoold.cmd.ctl, grpc"],
+            env={**os.environ, "PYTHONPATH": PACKAGES}, capture_output=True, cwd="/", check=True,
+            **keywords,
+        )  # fmt: skip
+    except (subprocess.CalledProcessError, PermissionError):
+        pytest.skip("other users cannot read this Python or the sources")
     return {**keywords, "cwd": "/"}
 
 
