@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import click
 from gpupoold import errors
 
 TIMEOUT_SECONDS = 30
+VERBOSITY = "GRPC_VERBOSITY"
 
 
 class CommandError(Exception):
@@ -31,12 +34,24 @@ class Cli:
         self.as_json = as_json
         self._channel: Any = None
         self._stub: Any = None
+        self._quieted = False  # gRPC's messages, by us and not by the user
 
     def close(self) -> None:
-        """Closes the connection."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = self._stub = None
+        """Closes the connection and waits, briefly, until gRPC's threads are gone.
+
+        A thread that gRPC starts while this process becomes another program fails and says so on
+        that program's standard error."""
+        if self._channel is None:
+            return
+        self._channel.close()
+        self._channel = self._stub = None
+        gc.collect()
+        for _ in range(100):
+            if len(os.listdir("/proc/self/task")) == 1:
+                break
+            time.sleep(0.002)
+        if self._quieted:
+            os.environ.pop(VERBOSITY, None)
 
     def _path(self) -> str:
         kind, _, path = self.connect.partition(":")
@@ -58,7 +73,9 @@ class Cli:
             if not os.path.exists(path):
                 raise CommandError(self._unreachable(path), errors.EXIT_UNREACHABLE)
             # gRPC's own messages would stand between ours.
-            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+            if VERBOSITY not in os.environ:
+                os.environ[VERBOSITY] = "NONE"
+                self._quieted = True
             import grpc
 
             from gpupoold.api import gpupool_pb2_grpc
