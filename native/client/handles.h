@@ -11,7 +11,7 @@
 
 namespace gpupool::client {
 
-enum class Kind : uint32_t { kContext = 1, kModule, kLibrary, kFunction, kStream, kEvent, kLink };
+enum class Kind : uint32_t { kContext = 1, kModule, kLibrary, kFunction, kStream, kEvent, kLink, kPhysical };
 
 // Bits of a handle: kind 40-46, generation 24-39, index 4-23. The lowest bits are zero, and no
 // handle is a small number (those are special streams) or a non-canonical address.

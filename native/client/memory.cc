@@ -41,9 +41,15 @@ bool Ranges::device_range(uint64_t address, uint64_t bytes, Context** owner) con
   if (next == ranges_.begin()) return false;
   const Range& range = std::prev(next)->second;
   const uint64_t offset = address - range.base;
-  if (!range.on_device() || offset >= range.bytes || bytes > range.bytes - offset) return false;
+  if (!range.on_device() || offset >= range.bytes) return false;
   if (owner != nullptr) *owner = range.context;
-  return true;
+  uint64_t there = range.bytes - offset;
+  while (bytes > there && range.type == Range::Type::kMapped && next != ranges_.end() &&
+         next->second.type == Range::Type::kMapped && next->first == address + there) {
+    there += next->second.bytes;
+    ++next;
+  }
+  return bytes <= there;
 }
 
 bool Ranges::overlaps(uint64_t address, uint64_t bytes) const {
@@ -68,7 +74,8 @@ bool Ranges::set_sync_memops(uint64_t address, bool value) {
 void Ranges::drop_context(const Context* context) {
   std::unique_lock guard(lock_);
   for (auto at = ranges_.begin(); at != ranges_.end();) {
-    if (at->second.context == context && at->second.on_device()) {
+    if (at->second.context == context && at->second.on_device() &&
+        at->second.type != Range::Type::kMapped) {
       at = ranges_.erase(at);
     } else {
       ++at;

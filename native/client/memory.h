@@ -14,7 +14,7 @@ namespace gpupool::client {
 struct Context;
 
 struct Range {
-  enum class Type { kDevice, kGlobal, kPinnedHost, kRegisteredHost };
+  enum class Type { kDevice, kGlobal, kMapped, kPinnedHost, kRegisteredHost };
   uint64_t base = 0;
   uint64_t bytes = 0;
   Type type = Type::kDevice;
@@ -23,7 +23,7 @@ struct Range {
   uint64_t buffer_id = 0;   // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool sync_memops = false;
 
-  bool on_device() const { return type == Type::kDevice || type == Type::kGlobal; }
+  bool on_device() const { return type <= Type::kMapped; }
 };
 
 class Ranges {
@@ -33,7 +33,8 @@ class Ranges {
   // Removes the range that begins at `base` if it is of such a type.
   std::optional<Range> remove(uint64_t base, Range::Type type);
   std::optional<Range> find(uint64_t address) const;
-  // True if [address, address + bytes) lies in one allocation on a device.
+  // True if [address, address + bytes) lies in one allocation on a device, or in memory that the
+  // program has mapped, piece by piece.
   bool device_range(uint64_t address, uint64_t bytes, Context** owner = nullptr) const;
   bool overlaps(uint64_t address, uint64_t bytes) const;
   bool set_sync_memops(uint64_t address, bool value);

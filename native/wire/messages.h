@@ -41,6 +41,13 @@ namespace gpupool::wire {
 //   kLinkAddDataV2       waits: LinkAdd, name, data as bulk -> CompileLogs, texts
 //   kLinkComplete        waits: Handle -> CompileLogs, texts; the image as bulk
 //   kLinkDestroy         Handle
+//   kMemAddressReserve   waits: u64 bytes, alignment, wanted address -> u64 address
+//   kMemAddressFree      waits: u64 address, bytes
+//   kMemCreate           waits: Handle, u64 bytes
+//   kMemRelease          waits: Handle
+//   kMemMap              waits: u64 address, bytes, offset; Handle
+//   kMemUnmap            waits: u64 address, bytes
+//   kMemSetAccess        waits: u64 address, bytes, CUmemAccess_flags
 
 struct ContextCreate {
   Handle context;

@@ -62,6 +62,24 @@ bool Memory::take_addresses(uint64_t bytes, uint64_t* base) {
   return false;
 }
 
+bool Memory::reserve_range(uint64_t bytes, uint64_t alignment, uint64_t wanted, uint64_t* base) {
+  for (auto at = free_.begin(); at != free_.end(); ++at) {
+    const uint64_t begin = at->first, end = begin + at->second;
+    uint64_t chosen = round_up(begin, alignment);
+    if (wanted != 0) {
+      if (wanted < begin || wanted >= end) continue;
+      chosen = wanted;
+    }
+    if (chosen < begin || chosen > end || end - chosen < bytes) continue;
+    free_.erase(at);
+    if (chosen != begin) free_[begin] = chosen - begin;
+    if (chosen + bytes != end) free_[chosen + bytes] = end - chosen - bytes;
+    *base = chosen;
+    return true;
+  }
+  return false;
+}
+
 void Memory::give_addresses(uint64_t base, uint64_t bytes) {
   auto at = free_.emplace(base, bytes).first;
   if (const auto next = std::next(at); next != free_.end() && base + bytes == next->first) {

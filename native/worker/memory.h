@@ -35,6 +35,12 @@ class Memory {
   std::vector<uint64_t> of_context(uint32_t context) const;
   void trim() { drop_spare(); }  // gives back what is only kept for later
 
+  // Addresses of the arena without memory, for programs that map by themselves. `wanted` 0: anywhere.
+  bool reserve_range(uint64_t bytes, uint64_t alignment, uint64_t wanted, uint64_t* base);
+  void free_range(uint64_t base, uint64_t bytes) { give_addresses(base, bytes); }
+  uint64_t granularity() const { return granularity_; }
+  int device() const { return device_; }
+
   // True if [address, address + bytes) lies in one live allocation or in a module's variable.
   bool contains(uint64_t address, uint64_t bytes) const;
   void add_global(uint64_t address, uint64_t bytes, uint32_t module);

@@ -45,6 +45,7 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
       credit_(assignment.initial_credit),
       told_(assignment.initial_credit),
       memory_(driver.table(), account),
+      virtual_memory_(driver.table(), account, memory_),
       staging_(driver.table()) {}
 
 SessionState::~SessionState() {
@@ -53,6 +54,7 @@ SessionState::~SessionState() {
   std::vector<Context*> open;
   contexts.for_each([&](wire::Handle, Context& context) { open.push_back(&context); });
   for (Context* context : open) destroy_context(context);
+  virtual_memory_.close();
   memory_.close();
 }
 
@@ -168,6 +170,14 @@ bool SessionState::execute(const Command& command) {
     case Operation::kLinkComplete:
     case Operation::kLinkDestroy:
       return execute_link(*this, command);
+    case Operation::kMemAddressReserve:
+    case Operation::kMemAddressFree:
+    case Operation::kMemCreate:
+    case Operation::kMemRelease:
+    case Operation::kMemMap:
+    case Operation::kMemUnmap:
+    case Operation::kMemSetAccess:
+      return execute_virtual_memory(*this, command);
     default:
       return execute_plain(*this, command);
   }

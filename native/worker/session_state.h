@@ -20,6 +20,7 @@
 #include "worker/session.h"
 #include "worker/staging.h"
 #include "worker/tables.h"
+#include "worker/virtual_memory.h"
 #include "worker/waiters.h"
 
 namespace gpupool::worker {
@@ -110,6 +111,7 @@ class SessionState {
 
   const DriverTable& driver() const { return driver_.table(); }
   Memory& memory() { return memory_; }
+  VirtualMemory& virtual_memory() { return virtual_memory_; }
   Waiters& waiters() { return waiters_; }
   Staging& staging() { return staging_; }
   const Assignment& assignment() const { return assignment_; }
@@ -121,7 +123,9 @@ class SessionState {
   Stream* stream(Context* context, wire::Handle handle);
   Event* event(wire::Handle handle) { return events.find(handle); }
   Function* function(wire::Handle handle) { return functions.find(handle); }
-  bool device_range(uint64_t address, uint64_t bytes) const { return memory_.contains(address, bytes); }
+  bool device_range(uint64_t address, uint64_t bytes) const {
+    return memory_.contains(address, bytes) || virtual_memory_.contains(address, bytes);
+  }
 
   // The gate: every piece of work for the device goes through here, in order. (The compute
   // scheduler will hold it back here.)
@@ -217,6 +221,7 @@ class SessionState {
 
   std::map<uint32_t, Context*> contexts_by_id_;
   Memory memory_;
+  VirtualMemory virtual_memory_;
   std::vector<PendingFree> pending_frees_;
   std::vector<CUevent> spare_events_;
   Staging staging_;
@@ -232,6 +237,7 @@ bool execute_module(SessionState& session, const Command& command);
 bool execute_stream(SessionState& session, const Command& command);
 bool execute_launch(SessionState& session, const Command& command);
 bool execute_link(SessionState& session, const Command& command);
+bool execute_virtual_memory(SessionState& session, const Command& command);
 void drop_module(SessionState& session, wire::Handle handle, bool unload);
 
 bool is_sticky(CUresult error);
