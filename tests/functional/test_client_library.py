@@ -78,6 +78,7 @@ def test_program_without_a_lease_is_told_so() -> None:
     """cuInit fails, as on a machine without a card, with one clear line."""
     code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))"
     library = paths.client_directory() / "libcuda.so.1"
+    # GPUPOOL_LOG is not set: it is said without being asked for.
     environment = {"PATH": "/usr/bin:/bin", "GPUPOOL_LEASE_FILE": "/nonexistent/lease.json"}
     done = subprocess.run(
         [sys.executable, "-c", code, str(library)],

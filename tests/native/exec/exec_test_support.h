@@ -130,10 +130,14 @@ inline uint64_t mask_of(int bits) { return bits >= 64 ? ~uint64_t{0} : (uint64_t
 
 inline bool is_nan(Compare c, uint64_t v) {
   switch (c) {
-    case Compare::kF16: return (v & 0x7fff) > 0x7c00;
-    case Compare::kF32: return (v & 0x7fffffff) > 0x7f800000;
-    case Compare::kF64: return (v & 0x7fffffffffffffff) > 0x7ff0000000000000;
-    default: return false;
+    case Compare::kF16:
+      return (v & 0x7fff) > 0x7c00;
+    case Compare::kF32:
+      return (v & 0x7fffffff) > 0x7f800000;
+    case Compare::kF64:
+      return (v & 0x7fffffffffffffff) > 0x7ff0000000000000;
+    default:
+      return false;
   }
 }
 
@@ -145,7 +149,8 @@ inline std::vector<uint64_t> run_instruction(const std::string& text, const Shap
                                              const Inputs& inputs, bool guard, std::string* error) {
   std::string s =
       ".visible .entry k(.param .u64 in, .param .u64 out, .param .u32 n)\n{\n"
-      ".reg .pred pguard, pend, pa, pb, pc, po, p<8>; .reg .b32 %i<8>, t<8>; .reg .b64 %d<8>, %v<4>, u<8>;\n"
+      ".reg .pred pguard, pend, pa, pb, pc, po, p<8>; .reg .b32 %i<8>, t<8>; .reg .b64 %d<8>, "
+      "%v<4>, u<8>;\n"
       ".reg .b16 h<8>;\n";
   const int bits[4] = {shape.out, shape.a, shape.b, shape.c};
   const char* names[4] = {"o", "a", "b", "c"};
@@ -155,7 +160,8 @@ inline std::vector<uint64_t> run_instruction(const std::string& text, const Shap
        "mad.lo.u32 %i3, %i1, %i2, %i0; ld.param.u32 %i4, [n]; setp.ge.u32 pend, %i3, %i4;\n"
        "@pend bra END;\n"
        "ld.param.u64 %d0, [in]; ld.param.u64 %d1, [out];\n"
-       "mul.wide.u32 %d2, %i3, 32; add.u64 %d3, %d0, %d2; mul.wide.u32 %d4, %i3, 8; add.u64 %d5, %d1, %d4;\n"
+       "mul.wide.u32 %d2, %i3, 32; add.u64 %d3, %d0, %d2; mul.wide.u32 %d4, %i3, 8; add.u64 %d5, "
+       "%d1, %d4;\n"
        "ld.global.u64 %v1, [%d3]; ld.global.u64 %v2, [%d3+8]; ld.global.u64 %v3, [%d3+16];\n"
        "mov.u64 %v0, 0x5aa5c33c96695a5a;\n"
        "and.b32 %i5, %i3, 1; setp.ne.u32 pguard, %i5, 0;\n";
@@ -177,7 +183,8 @@ inline std::vector<uint64_t> run_instruction(const std::string& text, const Shap
   uint64_t* in = device.array<uint64_t>(inputs.size() * 4);
   uint64_t* out = device.array<uint64_t>(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) memcpy(in + 4 * i, inputs[i].data(), sizeof inputs[i]);
-  auto fault = device.launch("k", (n + 127) / 128, 128, Device::Arguments().add(in).add(out).add(n));
+  auto fault =
+      device.launch("k", (n + 127) / 128, 128, Device::Arguments().add(in).add(out).add(n));
   if (fault) {
     *error = fault->what;
     return {};
@@ -204,16 +211,18 @@ inline void check_instruction(const std::string& text, const Shape& shape, const
       if (untouched) {
         want = kUntouched & mask_of(shape.out);
       } else {
-        want = reference(x[0] & mask_of(shape.a), x[1] & mask_of(shape.b), x[2] & mask_of(shape.c)) &
-               mask_of(shape.out);
+        want =
+            reference(x[0] & mask_of(shape.a), x[1] & mask_of(shape.b), x[2] & mask_of(shape.c)) &
+            mask_of(shape.out);
       }
-      const bool same = want == got[i] || (!untouched && is_nan(compare, want) && is_nan(compare, got[i]));
+      const bool same =
+          want == got[i] || (!untouched && is_nan(compare, want) && is_nan(compare, got[i]));
       if (same) continue;
       ++wrong;
       if (++shown > 4) continue;
-      ADD_FAILURE() << (guard ? "guarded " : "") << text << std::hex << "  a=0x" << (x[0] & mask_of(shape.a))
-                    << " b=0x" << (x[1] & mask_of(shape.b)) << " c=0x" << (x[2] & mask_of(shape.c))
-                    << ": got 0x" << got[i] << ", want 0x" << want;
+      ADD_FAILURE() << (guard ? "guarded " : "") << text << std::hex << "  a=0x"
+                    << (x[0] & mask_of(shape.a)) << " b=0x" << (x[1] & mask_of(shape.b)) << " c=0x"
+                    << (x[2] & mask_of(shape.c)) << ": got 0x" << got[i] << ", want 0x" << want;
     }
     if (wrong > 4) ADD_FAILURE() << text << ": " << wrong << " of " << inputs.size() << " wrong";
     if (wrong) return;
@@ -223,8 +232,31 @@ inline void check_instruction(const std::string& text, const Shape& shape, const
 // ---------------------------------------------------------------- operands
 
 inline std::vector<uint64_t> integer_values(int bits) {
-  std::vector<uint64_t> v = {0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256,
-                             0x5555555555555555, 0xaaaaaaaaaaaaaaaa, 0x8080808080808080, ~0ull, ~1ull};
+  std::vector<uint64_t> v = {0,
+                             1,
+                             2,
+                             3,
+                             5,
+                             7,
+                             8,
+                             15,
+                             16,
+                             17,
+                             31,
+                             32,
+                             33,
+                             63,
+                             64,
+                             65,
+                             127,
+                             128,
+                             255,
+                             256,
+                             0x5555555555555555,
+                             0xaaaaaaaaaaaaaaaa,
+                             0x8080808080808080,
+                             ~0ull,
+                             ~1ull};
   v.push_back(uint64_t{1} << (bits - 1));
   v.push_back((uint64_t{1} << (bits - 1)) - 1);
   v.push_back((uint64_t{1} << (bits - 1)) + 1);
@@ -235,11 +267,12 @@ inline std::vector<uint64_t> integer_values(int bits) {
 
 inline std::vector<uint64_t> f32_values() {
   std::vector<uint64_t> v;
-  for (uint32_t x : {0x00000000u, 0x00000001u, 0x007fffffu, 0x00800000u, 0x00800001u, 0x3f800000u, 0x3f7fffffu,
-                     0x3f800001u, 0x3f000000u, 0x3effffffu, 0x3f000001u, 0x3fc00000u, 0x40200000u, 0x40490fdbu,
-                     0x4b000000u, 0x4b800000u, 0x4f000000u, 0x4effffffu, 0x4f800000u, 0x5f000000u, 0x5f800000u,
-                     0x7f7fffffu, 0x7f800000u, 0x7fc00000u, 0x7f800001u, 0x7fffffffu, 0x33800000u, 0x00400000u,
-                     0x7e800000u, 0x01000000u}) {
+  for (uint32_t x :
+       {0x00000000u, 0x00000001u, 0x007fffffu, 0x00800000u, 0x00800001u, 0x3f800000u,
+        0x3f7fffffu, 0x3f800001u, 0x3f000000u, 0x3effffffu, 0x3f000001u, 0x3fc00000u,
+        0x40200000u, 0x40490fdbu, 0x4b000000u, 0x4b800000u, 0x4f000000u, 0x4effffffu,
+        0x4f800000u, 0x5f000000u, 0x5f800000u, 0x7f7fffffu, 0x7f800000u, 0x7fc00000u,
+        0x7f800001u, 0x7fffffffu, 0x33800000u, 0x00400000u, 0x7e800000u, 0x01000000u}) {
     v.push_back(x);
     v.push_back(x | 0x80000000u);
   }
@@ -248,12 +281,32 @@ inline std::vector<uint64_t> f32_values() {
 
 inline std::vector<uint64_t> f64_values() {
   std::vector<uint64_t> v;
-  for (double d : {0.0, 1.0, 0.5, 1.5, 2.5, 3.141592653589793, 4503599627370496.0, 9007199254740993.0, 2147483647.0,
-                   2147483648.0, 4294967296.0, 9223372036854775808.0, 18446744073709551616.0, 1e308, 1e-308, 1e-320,
-                   3.4028235677973366e38, 3.4028236e38, 1e-40, 1e-46, 0.49999999999999994, 1.0000000596046448})
+  for (double d : {0.0,
+                   1.0,
+                   0.5,
+                   1.5,
+                   2.5,
+                   3.141592653589793,
+                   4503599627370496.0,
+                   9007199254740993.0,
+                   2147483647.0,
+                   2147483648.0,
+                   4294967296.0,
+                   9223372036854775808.0,
+                   18446744073709551616.0,
+                   1e308,
+                   1e-308,
+                   1e-320,
+                   3.4028235677973366e38,
+                   3.4028236e38,
+                   1e-40,
+                   1e-46,
+                   0.49999999999999994,
+                   1.0000000596046448})
     for (uint64_t sign : {0ull, 1ull << 63}) v.push_back(std::bit_cast<uint64_t>(d) | sign);
-  for (uint64_t x : {0x0000000000000001ull, 0x000fffffffffffffull, 0x0010000000000000ull, 0x7fefffffffffffffull,
-                     0x7ff0000000000000ull, 0x7ff8000000000000ull, 0x7ff0000000000001ull}) {
+  for (uint64_t x :
+       {0x0000000000000001ull, 0x000fffffffffffffull, 0x0010000000000000ull, 0x7fefffffffffffffull,
+        0x7ff0000000000000ull, 0x7ff8000000000000ull, 0x7ff0000000000001ull}) {
     v.push_back(x);
     v.push_back(x | 1ull << 63);
   }
@@ -262,8 +315,8 @@ inline std::vector<uint64_t> f64_values() {
 
 inline std::vector<uint64_t> f16_values() {
   std::vector<uint64_t> v;
-  for (uint32_t x : {0x0000u, 0x0001u, 0x03ffu, 0x0400u, 0x3c00u, 0x3bffu, 0x3c01u, 0x3800u, 0x3e00u, 0x4100u,
-                     0x7bffu, 0x7c00u, 0x7e00u, 0x7c01u, 0x6400u, 0x1400u}) {
+  for (uint32_t x : {0x0000u, 0x0001u, 0x03ffu, 0x0400u, 0x3c00u, 0x3bffu, 0x3c01u, 0x3800u,
+                     0x3e00u, 0x4100u, 0x7bffu, 0x7c00u, 0x7e00u, 0x7c01u, 0x6400u, 0x1400u}) {
     v.push_back(x);
     v.push_back(x | 0x8000u);
   }
@@ -272,7 +325,8 @@ inline std::vector<uint64_t> f16_values() {
 
 // All combinations of the values, then random ones. Float operands: random bits and moderate sizes.
 inline Inputs combine(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b = {0},
-                      const std::vector<uint64_t>& c = {0}, int random = 1500, Compare kind = Compare::kBits) {
+                      const std::vector<uint64_t>& c = {0}, int random = 1500,
+                      Compare kind = Compare::kBits) {
   Inputs out;
   const size_t product = a.size() * b.size() * c.size();
   const size_t step = product > 40000 ? 7 : 1;  // 7: no divisor of the lists' sizes
@@ -286,7 +340,8 @@ inline Inputs combine(const std::vector<uint64_t>& a, const std::vector<uint64_t
     std::array<uint64_t, 3> x = {r(), r(), r()};
     if (i % 2) {
       for (uint64_t& v : x) {
-        const double d = static_cast<double>(static_cast<int64_t>(v)) * std::ldexp(1.0, static_cast<int>(r() % 40) - 70);
+        const double d = static_cast<double>(static_cast<int64_t>(v)) *
+                         std::ldexp(1.0, static_cast<int>(r() % 40) - 70);
         if (kind == Compare::kF32) v = std::bit_cast<uint32_t>(static_cast<float>(d));
         if (kind == Compare::kF64) v = std::bit_cast<uint64_t>(d);
         if (kind == Compare::kBits) v >>= r() % 64;

@@ -12,12 +12,17 @@ struct OutKernel {
   std::vector<uint32_t> out;
   std::optional<Fault> fault;
 
-  OutKernel(const std::string& before, const std::string& body, uint32_t grid = 1, uint32_t block = 64, uint32_t dynamic = 0,
-            uint64_t limit = 0)
-      : device(before + ".visible .entry k(.param .u64 o)\n{\n.reg .pred p<4>; .reg .b32 r<16>; .reg .b64 d<8>; .reg .b32 result;\n"
-                        "mov.u32 r0, %tid.x;\n" + body +
-               "\nDONE: ld.param.u64 d6, [o]; mov.u32 r14, %ctaid.x; mov.u32 r15, %ntid.x; mad.lo.u32 r15, r14, r15, r0;\n"
-               "mul.wide.u32 d7, r15, 4; add.u64 d6, d6, d7; st.global.u32 [d6], result; ret;\n}\n") {
+  OutKernel(const std::string& before, const std::string& body, uint32_t grid = 1,
+            uint32_t block = 64, uint32_t dynamic = 0, uint64_t limit = 0)
+      : device(
+            before +
+            ".visible .entry k(.param .u64 o)\n{\n.reg .pred p<4>; .reg .b32 r<16>; .reg .b64 "
+            "d<8>; .reg .b32 result;\n"
+            "mov.u32 r0, %tid.x;\n" +
+            body +
+            "\nDONE: ld.param.u64 d6, [o]; mov.u32 r14, %ctaid.x; mov.u32 r15, %ntid.x; mad.lo.u32 "
+            "r15, r14, r15, r0;\n"
+            "mul.wide.u32 d7, r15, 4; add.u64 d6, d6, d7; st.global.u32 [d6], result; ret;\n}\n") {
     device.instruction_limit = limit;
     uint32_t* p = device.array<uint32_t>(grid * block);
     fault = device.launch("k", grid, block, Device::Arguments().add(p), dynamic);
@@ -27,9 +32,13 @@ struct OutKernel {
 
 TEST(ExecFlow, DivergentLoop) {
   // Steps of the Collatz sequence from tid + 1.
-  OutKernel k("", "add.u32 r1, r0, 1; mov.u32 result, 0;\n"
-                  "LOOP: setp.eq.u32 p0, r1, 1; @p0 bra DONE; and.b32 r2, r1, 1; setp.eq.u32 p1, r2, 0; @p1 bra EVEN;\n"
-                  "mad.lo.u32 r1, r1, 3, 1; bra NEXT; EVEN: shr.u32 r1, r1, 1; NEXT: add.u32 result, result, 1; bra LOOP;", 3, 96);
+  OutKernel k("",
+              "add.u32 r1, r0, 1; mov.u32 result, 0;\n"
+              "LOOP: setp.eq.u32 p0, r1, 1; @p0 bra DONE; and.b32 r2, r1, 1; setp.eq.u32 p1, r2, "
+              "0; @p1 bra EVEN;\n"
+              "mad.lo.u32 r1, r1, 3, 1; bra NEXT; EVEN: shr.u32 r1, r1, 1; NEXT: add.u32 result, "
+              "result, 1; bra LOOP;",
+              3, 96);
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 96 * 3; ++i) {
     uint32_t n = i % 96 + 1, steps = 0;
@@ -39,47 +48,60 @@ TEST(ExecFlow, DivergentLoop) {
 }
 
 TEST(ExecFlow, Recursion) {
-  OutKernel k(".func (.param .b32 o) fib(.param .b32 n)\n{\n.reg .b32 r<6>; .reg .pred p;\n"
-              "ld.param.u32 r0, [n]; setp.lt.u32 p, r0, 2; mov.u32 r5, r0; @p bra OUT;\n"
-              "sub.u32 r1, r0, 1; sub.u32 r2, r0, 2;\n"
-              "{ .param .b32 a; .param .b32 v; st.param.b32 [a], r1; call.uni (v), fib, (a); ld.param.b32 r3, [v]; }\n"
-              "{ .param .b32 a; .param .b32 v; st.param.b32 [a], r2; call.uni (v), fib, (a); ld.param.b32 r4, [v]; }\n"
-              "add.u32 r5, r3, r4; OUT: st.param.b32 [o], r5; ret;\n}\n",
-              "and.b32 r1, r0, 15; { .param .b32 a; .param .b32 v; st.param.b32 [a], r1; call (v), fib, (a); ld.param.b32 result, [v]; }");
+  OutKernel k(
+      ".func (.param .b32 o) fib(.param .b32 n)\n{\n.reg .b32 r<6>; .reg .pred p;\n"
+      "ld.param.u32 r0, [n]; setp.lt.u32 p, r0, 2; mov.u32 r5, r0; @p bra OUT;\n"
+      "sub.u32 r1, r0, 1; sub.u32 r2, r0, 2;\n"
+      "{ .param .b32 a; .param .b32 v; st.param.b32 [a], r1; call.uni (v), fib, (a); ld.param.b32 "
+      "r3, [v]; }\n"
+      "{ .param .b32 a; .param .b32 v; st.param.b32 [a], r2; call.uni (v), fib, (a); ld.param.b32 "
+      "r4, [v]; }\n"
+      "add.u32 r5, r3, r4; OUT: st.param.b32 [o], r5; ret;\n}\n",
+      "and.b32 r1, r0, 15; { .param .b32 a; .param .b32 v; st.param.b32 [a], r1; call (v), fib, "
+      "(a); ld.param.b32 result, [v]; }");
   ASSERT_FALSE(k.fault) << k.fault->what;
   const uint32_t fib[16] = {0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610};
   for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(k.out[i], fib[i % 16]) << i;
 }
 
 TEST(ExecFlow, CallsWithRegisterAndStructureParameters) {
-  OutKernel k(".func (.reg .b32 o) add(.reg .b32 a, .reg .b32 b) { add.u32 o, a, b; ret; }\n"
-              ".func (.param .align 8 .b8 o[16]) swap(.param .align 8 .b8 s[16])\n{\n.reg .b64 x<2>;\n"
-              "ld.param.v2.u64 {x0, x1}, [s]; st.param.v2.u64 [o], {x1, x0}; ret;\n}\n",
-              "call (r1), add, (r0, 1000);\n"
-              "{ .param .align 8 .b8 s[16]; .param .align 8 .b8 t[16]; cvt.u64.u32 d0, r1; st.param.u64 [s], d0; st.param.u64 [s+8], 7;\n"
-              "call (t), swap, (s); ld.param.u32 r2, [t]; ld.param.u32 r3, [t+8]; }\n"
-              "mad.lo.u32 result, r2, 100000, r3;");
+  OutKernel k(
+      ".func (.reg .b32 o) add(.reg .b32 a, .reg .b32 b) { add.u32 o, a, b; ret; }\n"
+      ".func (.param .align 8 .b8 o[16]) swap(.param .align 8 .b8 s[16])\n{\n.reg .b64 x<2>;\n"
+      "ld.param.v2.u64 {x0, x1}, [s]; st.param.v2.u64 [o], {x1, x0}; ret;\n}\n",
+      "call (r1), add, (r0, 1000);\n"
+      "{ .param .align 8 .b8 s[16]; .param .align 8 .b8 t[16]; cvt.u64.u32 d0, r1; st.param.u64 "
+      "[s], d0; st.param.u64 [s+8], 7;\n"
+      "call (t), swap, (s); ld.param.u32 r2, [t]; ld.param.u32 r3, [t+8]; }\n"
+      "mad.lo.u32 result, r2, 100000, r3;");
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(k.out[i], 700000 + i + 1000);
 }
 
 const char kThree[] =
-    ".func (.param .b32 o) f0(.param .b32 n) { .reg .b32 r; ld.param.u32 r, [n]; add.u32 r, r, 1; st.param.b32 [o], r; ret; }\n"
-    ".func (.param .b32 o) f1(.param .b32 n) { .reg .b32 r; ld.param.u32 r, [n]; mul.lo.u32 r, r, 2; st.param.b32 [o], r; ret; }\n"
-    ".func (.param .b32 o) f2(.param .b32 n) { .reg .b32 r; ld.param.u32 r, [n]; sub.u32 r, r, 3; st.param.b32 [o], r; ret; }\n"
+    ".func (.param .b32 o) f0(.param .b32 n) { .reg .b32 r; ld.param.u32 r, [n]; add.u32 r, r, 1; "
+    "st.param.b32 [o], r; ret; }\n"
+    ".func (.param .b32 o) f1(.param .b32 n) { .reg .b32 r; ld.param.u32 r, [n]; mul.lo.u32 r, r, "
+    "2; st.param.b32 [o], r; ret; }\n"
+    ".func (.param .b32 o) f2(.param .b32 n) { .reg .b32 r; ld.param.u32 r, [n]; sub.u32 r, r, 3; "
+    "st.param.b32 [o], r; ret; }\n"
     ".global .align 8 .u64 table[3] = {f0, f1, f2};\n";
 const char kIndirect[] =
     "{ .param .b32 a; .param .b32 v; pr: .callprototype (.param .b32 _) _ (.param .b32 _);\n"
     "st.param.b32 [a], r0; call (v), d2, (a), pr; ld.param.b32 result, [v]; }";
 
 TEST(ExecFlow, IndirectCallsDiverge) {
-  OutKernel k(kThree, std::string("rem.u32 r1, r0, 3; mul.wide.u32 d0, r1, 8; mov.u64 d1, table; add.u64 d1, d1, d0; ld.global.u64 d2, [d1];\n") + kIndirect);
+  OutKernel k(kThree, std::string("rem.u32 r1, r0, 3; mul.wide.u32 d0, r1, 8; mov.u64 d1, table; "
+                                  "add.u64 d1, d1, d0; ld.global.u64 d2, [d1];\n") +
+                          kIndirect);
   ASSERT_FALSE(k.fault) << k.fault->what;
-  for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(k.out[i], i % 3 == 0 ? i + 1 : i % 3 == 1 ? 2 * i : i - 3) << i;
+  for (uint32_t i = 0; i < 64; ++i)
+    ASSERT_EQ(k.out[i], i % 3 == 0 ? i + 1 : i % 3 == 1 ? 2 * i : i - 3) << i;
 }
 
 TEST(ExecFlow, WrongFunctionPointer) {
-  for (const char* pointer : {"mov.u64 d2, 0;", "mov.u64 d2, table;", "mov.u64 d2, f0; add.u64 d2, d2, 1;"}) {
+  for (const char* pointer :
+       {"mov.u64 d2, 0;", "mov.u64 d2, table;", "mov.u64 d2, f0; add.u64 d2, d2, 1;"}) {
     OutKernel k(kThree, std::string(pointer) + kIndirect);
     ASSERT_TRUE(k.fault) << pointer;
     EXPECT_EQ(k.fault->kind, FaultKind::kInvalidPc) << pointer << k.fault->what;
@@ -87,8 +109,10 @@ TEST(ExecFlow, WrongFunctionPointer) {
 }
 
 TEST(ExecFlow, BranchTable) {
-  OutKernel k("", "and.b32 r1, r0, 3; ts: .branchtargets A, B, C, D; brx.idx r1, ts;\n"
-                  "A: mov.u32 result, 10; bra DONE; B: mov.u32 result, 20; bra DONE; C: mov.u32 result, 30; bra DONE; D: mov.u32 result, 40;");
+  OutKernel k("",
+              "and.b32 r1, r0, 3; ts: .branchtargets A, B, C, D; brx.idx r1, ts;\n"
+              "A: mov.u32 result, 10; bra DONE; B: mov.u32 result, 20; bra DONE; C: mov.u32 "
+              "result, 30; bra DONE; D: mov.u32 result, 40;");
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(k.out[i], 10 * (i % 4 + 1));
 }
@@ -96,47 +120,67 @@ TEST(ExecFlow, BranchTable) {
 TEST(ExecFlow, BarriersAndSharedMemory) {
   // Inclusive scan of tid by doubling, in dynamic shared memory.
   OutKernel k(".extern .shared .align 4 .b8 dyn[];\n",
-              "mov.u32 r1, dyn; shl.b32 r2, r0, 2; add.u32 r1, r1, r2; st.shared.u32 [r1], r0; mov.u32 r3, 1;\n"
-              "LOOP: bar.sync 0; setp.ge.u32 p0, r0, r3; shl.b32 r4, r3, 2; sub.u32 r5, r1, r4; mov.u32 r6, 0; @p0 ld.shared.u32 r6, [r5];\n"
-              "bar.sync 0; ld.shared.u32 r7, [r1]; add.u32 r7, r7, r6; st.shared.u32 [r1], r7; shl.b32 r3, r3, 1; setp.lt.u32 p1, r3, 256; @p1 bra LOOP;\n"
-              "bar.sync 0; ld.shared.u32 result, [r1];", 2, 256, 1024);
+              "mov.u32 r1, dyn; shl.b32 r2, r0, 2; add.u32 r1, r1, r2; st.shared.u32 [r1], r0; "
+              "mov.u32 r3, 1;\n"
+              "LOOP: bar.sync 0; setp.ge.u32 p0, r0, r3; shl.b32 r4, r3, 2; sub.u32 r5, r1, r4; "
+              "mov.u32 r6, 0; @p0 ld.shared.u32 r6, [r5];\n"
+              "bar.sync 0; ld.shared.u32 r7, [r1]; add.u32 r7, r7, r6; st.shared.u32 [r1], r7; "
+              "shl.b32 r3, r3, 1; setp.lt.u32 p1, r3, 256; @p1 bra LOOP;\n"
+              "bar.sync 0; ld.shared.u32 result, [r1];",
+              2, 256, 1024);
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 512; ++i) ASSERT_EQ(k.out[i], (i % 256) * (i % 256 + 1) / 2) << i;
 }
 
 TEST(ExecFlow, BarrierReductionsAndNamedBarriers) {
-  OutKernel k("", "and.b32 r1, r0, 1; setp.ne.u32 p0, r1, 0; bar.red.popc.u32 r2, 0, p0; bar.red.and.pred p1, 0, p0; bar.red.or.pred p2, 0, p0;\n"
-                  "selp.u32 r3, 1, 0, p1; selp.u32 r4, 1, 0, p2; mad.lo.u32 result, r4, 1000, r2; mad.lo.u32 result, r3, 100000, result;", 1, 96);
+  OutKernel k("",
+              "and.b32 r1, r0, 1; setp.ne.u32 p0, r1, 0; bar.red.popc.u32 r2, 0, p0; "
+              "bar.red.and.pred p1, 0, p0; bar.red.or.pred p2, 0, p0;\n"
+              "selp.u32 r3, 1, 0, p1; selp.u32 r4, 1, 0, p2; mad.lo.u32 result, r4, 1000, r2; "
+              "mad.lo.u32 result, r3, 100000, result;",
+              1, 96);
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t v : k.out) ASSERT_EQ(v, 1000u + 48);
   // Warp 0 produces, warp 1 consumes: arrive and sync on barrier 3 with 64 threads.
-  OutKernel n("", ".shared .align 4 .b32 s[32]; and.b32 r1, r0, 31; shl.b32 r2, r1, 2; mov.u32 r3, s; add.u32 r3, r3, r2; setp.ge.u32 p0, r0, 32;\n"
-                  "mov.u32 result, 0; @p0 bra CONSUME; mul.lo.u32 r4, r0, 7; st.shared.u32 [r3], r4; bar.arrive 3, 64; bra DONE;\n"
-                  "CONSUME: bar.sync 3, 64; ld.shared.u32 result, [r3];");
+  OutKernel n("",
+              ".shared .align 4 .b32 s[32]; and.b32 r1, r0, 31; shl.b32 r2, r1, 2; mov.u32 r3, s; "
+              "add.u32 r3, r3, r2; setp.ge.u32 p0, r0, 32;\n"
+              "mov.u32 result, 0; @p0 bra CONSUME; mul.lo.u32 r4, r0, 7; st.shared.u32 [r3], r4; "
+              "bar.arrive 3, 64; bra DONE;\n"
+              "CONSUME: bar.sync 3, 64; ld.shared.u32 result, [r3];");
   ASSERT_FALSE(n.fault) << n.fault->what;
   for (uint32_t i = 0; i < 32; ++i) ASSERT_EQ(n.out[32 + i], 7 * i);
 }
 
 TEST(ExecFlow, ExitedThreadsDoNotHoldTheBarrier) {
-  OutKernel k("", "mov.u32 result, 5; setp.lt.u32 p0, r0, 40; @p0 exit; bar.sync 0; mov.u32 result, 9;", 1, 128);
+  OutKernel k("",
+              "mov.u32 result, 5; setp.lt.u32 p0, r0, 40; @p0 exit; bar.sync 0; mov.u32 result, 9;",
+              1, 128);
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 128; ++i) ASSERT_EQ(k.out[i], i < 40 ? 0u : 9u);
 }
 
 TEST(ExecFlow, SpinLockWithinAWarp) {
   OutKernel k(".global .u32 lock; .global .u32 counter;\n",
-              "mov.u64 d0, lock; mov.u64 d1, counter; TRY: atom.global.cas.b32 r1, [d0], 0, 1; setp.ne.u32 p0, r1, 0; @p0 bra TRY;\n"
-              "membar.gl; ld.volatile.global.u32 result, [d1]; add.u32 r2, result, 1; st.volatile.global.u32 [d1], r2; membar.gl;\n"
-              "atom.global.exch.b32 r3, [d0], 0;", 2, 64);
+              "mov.u64 d0, lock; mov.u64 d1, counter; TRY: atom.global.cas.b32 r1, [d0], 0, 1; "
+              "setp.ne.u32 p0, r1, 0; @p0 bra TRY;\n"
+              "membar.gl; ld.volatile.global.u32 result, [d1]; add.u32 r2, result, 1; "
+              "st.volatile.global.u32 [d1], r2; membar.gl;\n"
+              "atom.global.exch.b32 r3, [d0], 0;",
+              2, 64);
   ASSERT_FALSE(k.fault) << k.fault->what;
   std::sort(k.out.begin(), k.out.end());
   for (uint32_t i = 0; i < 128; ++i) ASSERT_EQ(k.out[i], i);
 }
 
 TEST(ExecFlow, WarpSyncFromTwoBranches) {
-  OutKernel k("", ".shared .align 4 .b32 s[64]; shl.b32 r1, r0, 2; mov.u32 r2, s; add.u32 r2, r2, r1; and.b32 r3, r0, 1; setp.eq.u32 p0, r3, 0;\n"
-                  "@p0 bra EVEN; st.shared.u32 [r2], r0; bar.warp.sync -1; bra JOIN; EVEN: mul.lo.u32 r4, r0, 10; st.shared.u32 [r2], r4; bar.warp.sync -1;\n"
-                  "JOIN: xor.b32 r5, r1, 4; mov.u32 r2, s; add.u32 r2, r2, r5; ld.shared.u32 result, [r2];");
+  OutKernel k(
+      "",
+      ".shared .align 4 .b32 s[64]; shl.b32 r1, r0, 2; mov.u32 r2, s; add.u32 r2, r2, r1; and.b32 "
+      "r3, r0, 1; setp.eq.u32 p0, r3, 0;\n"
+      "@p0 bra EVEN; st.shared.u32 [r2], r0; bar.warp.sync -1; bra JOIN; EVEN: mul.lo.u32 r4, r0, "
+      "10; st.shared.u32 [r2], r4; bar.warp.sync -1;\n"
+      "JOIN: xor.b32 r5, r1, 4; mov.u32 r2, s; add.u32 r2, r2, r5; ld.shared.u32 result, [r2];");
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(k.out[i], i % 2 ? (i ^ 1) * 10 : i ^ 1);
 }
@@ -144,8 +188,10 @@ TEST(ExecFlow, WarpSyncFromTwoBranches) {
 // ---------------------------------------------------------------- faults
 
 TEST(ExecFault, OutOfBoundsNamesThreadAndAddress) {
-  Device d(".visible .entry k(.param .u64 p)\n{ .reg .b64 d<3>; .reg .b32 r<2>;\nld.param.u64 d0, [p]; mov.u32 r0, %tid.x;\n"
-           "mul.wide.u32 d1, r0, 4; add.u64 d0, d0, d1;\nst.global.u32 [d0], r0; ret; }\n");
+  Device d(
+      ".visible .entry k(.param .u64 p)\n{ .reg .b64 d<3>; .reg .b32 r<2>;\nld.param.u64 d0, [p]; "
+      "mov.u32 r0, %tid.x;\n"
+      "mul.wide.u32 d1, r0, 4; add.u64 d0, d0, d1;\nst.global.u32 [d0], r0; ret; }\n");
   ASSERT_TRUE(d.program) << d.why;
   auto* p = d.array<uint32_t>(70);  // threads 70.. are outside
   auto fault = d.launch("k", 1, 128, Device::Arguments().add(p));
@@ -163,12 +209,16 @@ TEST(ExecFault, Kinds) {
     const char* body;
     FaultKind kind;
   };
-  for (const Case& c : {Case{"ld.global.u32 result, [0];", FaultKind::kIllegalAddress},
-                        Case{"ld.param.u64 d0, [o]; ld.global.u32 result, [d0+2];", FaultKind::kMisalignedAddress},
-                        Case{"ld.param.u64 d0, [o]; ld.global.v2.u64 {d1, d2}, [d0+8];", FaultKind::kMisalignedAddress},
-                        Case{"trap;", FaultKind::kLaunchFailed},
-                        Case{".shared .b32 s[4]; mov.u32 r1, s; ld.shared.u32 result, [r1+0x100000];", FaultKind::kIllegalAddress},
-                        Case{"ld.param.u64 d0, [o]; atom.global.add.u32 result, [d0+0x10000000], 1;", FaultKind::kIllegalAddress}}) {
+  for (const Case& c :
+       {Case{"ld.global.u32 result, [0];", FaultKind::kIllegalAddress},
+        Case{"ld.param.u64 d0, [o]; ld.global.u32 result, [d0+2];", FaultKind::kMisalignedAddress},
+        Case{"ld.param.u64 d0, [o]; ld.global.v2.u64 {d1, d2}, [d0+8];",
+             FaultKind::kMisalignedAddress},
+        Case{"trap;", FaultKind::kLaunchFailed},
+        Case{".shared .b32 s[4]; mov.u32 r1, s; ld.shared.u32 result, [r1+0x100000];",
+             FaultKind::kIllegalAddress},
+        Case{"ld.param.u64 d0, [o]; atom.global.add.u32 result, [d0+0x10000000], 1;",
+             FaultKind::kIllegalAddress}}) {
     OutKernel k("", std::string("mov.u32 result, 0; ") + c.body);
     ASSERT_TRUE(k.fault) << c.body;
     EXPECT_EQ(k.fault->kind, c.kind) << c.body << " " << k.fault->what;
@@ -182,13 +232,17 @@ TEST(ExecFault, EndlessLoopRunsIntoTheLimit) {
 }
 
 TEST(ExecFault, EndlessRecursion) {
-  OutKernel k(".func f() { .local .b8 x[64]; .reg .b64 d; mov.u64 d, x; st.local.u32 [d], 1; call f; ret; }\n", "mov.u32 result, 0; call f;");
+  OutKernel k(
+      ".func f() { .local .b8 x[64]; .reg .b64 d; mov.u64 d, x; st.local.u32 [d], 1; call f; ret; "
+      "}\n",
+      "mov.u32 result, 0; call f;");
   ASSERT_TRUE(k.fault);
   EXPECT_EQ(k.fault->kind, FaultKind::kLaunchFailed) << k.fault->what;
 }
 
 TEST(ExecFault, UnknownModifierIsRefusedNotIgnored) {
-  for (const char* body : {"add.rn.s32 result, r0, r0;", "add.ftz.u32 result, r0, r0;", "mul.lo.sat.s32 result, r0, r0;"}) {
+  for (const char* body : {"add.rn.s32 result, r0, r0;", "add.ftz.u32 result, r0, r0;",
+                           "mul.lo.sat.s32 result, r0, r0;"}) {
     OutKernel k("", body);
     ASSERT_TRUE(k.fault) << body;
     EXPECT_EQ(k.fault->kind, FaultKind::kNotSupported) << body;
@@ -199,44 +253,61 @@ TEST(ExecFault, UnknownModifierIsRefusedNotIgnored) {
 // ---------------------------------------------------------------- built-in functions
 
 TEST(ExecBuiltin, PrintfInOrderOfThreads) {
-  OutKernel k(".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
-              ".global .align 1 .b8 $str[16] = {116, 32, 37, 100, 32, 37, 46, 49, 102, 32, 37, 115, 10, 0};\n"  // "t %d %.1f %s\n"
-              ".global .align 1 .b8 $abc[4] = {97, 98, 99, 0};\n",
-              ".local .align 8 .b8 buf[24]; .reg .f64 e; cvt.rn.f64.u32 e, r0; mov.u64 d0, buf; st.local.u32 [d0], r0; st.local.f64 [d0+8], e;\n"
-              "mov.u64 d3, $abc; st.local.u64 [d0+16], d3; cvta.local.u64 d1, d0; mov.u64 d2, $str;\n"
-              "{ .param .b64 f; .param .b64 a; .param .b32 v; st.param.b64 [f], d2; st.param.b64 [a], d1; call.uni (v), vprintf, (f, a); ld.param.b32 result, [v]; }", 1, 40);
+  OutKernel k(
+      ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
+      ".global .align 1 .b8 $str[16] = {116, 32, 37, 100, 32, 37, 46, 49, 102, 32, 37, 115, 10, "
+      "0};\n"  // "t %d %.1f %s\n"
+      ".global .align 1 .b8 $abc[4] = {97, 98, 99, 0};\n",
+      ".local .align 8 .b8 buf[24]; .reg .f64 e; cvt.rn.f64.u32 e, r0; mov.u64 d0, buf; "
+      "st.local.u32 [d0], r0; st.local.f64 [d0+8], e;\n"
+      "mov.u64 d3, $abc; st.local.u64 [d0+16], d3; cvta.local.u64 d1, d0; mov.u64 d2, $str;\n"
+      "{ .param .b64 f; .param .b64 a; .param .b32 v; st.param.b64 [f], d2; st.param.b64 [a], d1; "
+      "call.uni (v), vprintf, (f, a); ld.param.b32 result, [v]; }",
+      1, 40);
   ASSERT_FALSE(k.fault) << k.fault->what;
   std::string want;
-  for (int i = 0; i < 40; ++i) want += "t " + std::to_string(i) + " " + std::to_string(i) + ".0 abc\n";
+  for (int i = 0; i < 40; ++i)
+    want += "t " + std::to_string(i) + " " + std::to_string(i) + ".0 abc\n";
   EXPECT_EQ(k.device.output, want);
   for (uint32_t v : k.out) EXPECT_EQ(v, 3u);
 }
 
 TEST(ExecBuiltin, AssertFails) {
-  OutKernel k(".extern .func __assertfail(.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);\n"
-              ".global .align 1 .b8 $m[2] = {120, 0}; .global .align 1 .b8 $f[5] = {97, 46, 99, 117, 0};\n",
-              "mov.u32 result, 0; mov.u64 d0, $m; mov.u64 d1, $f; setp.eq.u32 p0, r0, 5; @!p0 bra DONE;\n"
-              "{ .param .b64 m; .param .b64 f; .param .b32 l; .param .b64 n; .param .b64 c; st.param.b64 [m], d0; st.param.b64 [f], d1; st.param.b32 [l], 12;\n"
-              "st.param.b64 [n], d0; st.param.b64 [c], 1; call.uni __assertfail, (m, f, l, n, c); }");
+  OutKernel k(
+      ".extern .func __assertfail(.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, "
+      ".param .b64 c);\n"
+      ".global .align 1 .b8 $m[2] = {120, 0}; .global .align 1 .b8 $f[5] = {97, 46, 99, 117, 0};\n",
+      "mov.u32 result, 0; mov.u64 d0, $m; mov.u64 d1, $f; setp.eq.u32 p0, r0, 5; @!p0 bra DONE;\n"
+      "{ .param .b64 m; .param .b64 f; .param .b32 l; .param .b64 n; .param .b64 c; st.param.b64 "
+      "[m], d0; st.param.b64 [f], d1; st.param.b32 [l], 12;\n"
+      "st.param.b64 [n], d0; st.param.b64 [c], 1; call.uni __assertfail, (m, f, l, n, c); }");
   ASSERT_TRUE(k.fault);
   EXPECT_EQ(k.fault->kind, FaultKind::kAssert) << k.fault->what;
-  EXPECT_NE((k.device.output + k.fault->what).find("a.cu:12: x: block: [0,0,0], thread: [5,0,0] Assertion `x` failed."), std::string::npos)
+  EXPECT_NE((k.device.output + k.fault->what)
+                .find("a.cu:12: x: block: [0,0,0], thread: [5,0,0] Assertion `x` failed."),
+            std::string::npos)
       << k.device.output << k.fault->what;
 }
 
 TEST(ExecBuiltin, MallocAndFree) {
-  OutKernel k(".extern .func (.param .b64 r) malloc(.param .b64 n);\n.extern .func free(.param .b64 p);\n",
-              "{ .param .b64 n; .param .b64 v; st.param.b64 [n], 64; call.uni (v), malloc, (n); ld.param.b64 d0, [v]; }\n"
-              "setp.eq.u64 p0, d0, 0; mov.u32 result, 77; @p0 bra DONE; mul.lo.u32 r1, r0, 3; st.u32 [d0+60], r1; bar.sync 0; ld.u32 result, [d0+60];\n"
-              "{ .param .b64 p; st.param.b64 [p], d0; call.uni free, (p); }", 2, 128);
+  OutKernel k(
+      ".extern .func (.param .b64 r) malloc(.param .b64 n);\n.extern .func free(.param .b64 p);\n",
+      "{ .param .b64 n; .param .b64 v; st.param.b64 [n], 64; call.uni (v), malloc, (n); "
+      "ld.param.b64 d0, [v]; }\n"
+      "setp.eq.u64 p0, d0, 0; mov.u32 result, 77; @p0 bra DONE; mul.lo.u32 r1, r0, 3; st.u32 "
+      "[d0+60], r1; bar.sync 0; ld.u32 result, [d0+60];\n"
+      "{ .param .b64 p; st.param.b64 [p], d0; call.uni free, (p); }",
+      2, 128);
   ASSERT_FALSE(k.fault) << k.fault->what;
   for (uint32_t i = 0; i < 256; ++i) ASSERT_EQ(k.out[i], i % 128 * 3);
 }
 
 TEST(ExecProgram, KernelInformation) {
-  Device d(".global .u32 g = 5;\n.const .u32 c[4];\n.extern .shared .b8 dyn[];\n"
-           ".visible .entry a(.param .u32 x, .param .align 8 .b8 s[24]) .maxntid 64 { .shared .b8 q[100]; .local .b8 l[40]; .reg .b64 d; mov.u64 d, q; mov.u64 d, l; ret; }\n"
-           ".visible .entry b() .reqntid 8, 4 { ret; }\n");
+  Device d(
+      ".global .u32 g = 5;\n.const .u32 c[4];\n.extern .shared .b8 dyn[];\n"
+      ".visible .entry a(.param .u32 x, .param .align 8 .b8 s[24]) .maxntid 64 { .shared .b8 "
+      "q[100]; .local .b8 l[40]; .reg .b64 d; mov.u64 d, q; mov.u64 d, l; ret; }\n"
+      ".visible .entry b() .reqntid 8, 4 { ret; }\n");
   ASSERT_TRUE(d.program) << d.why;
   EXPECT_EQ(d.program->kernel_count(), 2);
   EXPECT_EQ(d.program->kernel_index("b"), 1);

@@ -8,8 +8,8 @@
 namespace gpupool::simgpu {
 
 struct Format {
-  int precision;  // significant bits, the hidden one included
-  int emin, emax; // of normal numbers
+  int precision;   // significant bits, the hidden one included
+  int emin, emax;  // of normal numbers
 };
 constexpr Format kF16Format{11, -14, 15}, kBf16Format{8, -126, 127};
 
@@ -23,8 +23,14 @@ inline uint64_t round_to(__float128 x, const Format& f, int mode, bool negative_
   if (m == 0) return bits;
   int e = 0;  // m = s * 2^e with 1 <= s < 2
   __float128 s = m;
-  while (s >= 2) { s /= 2; ++e; }
-  while (s < 1) { s *= 2; --e; }
+  while (s >= 2) {
+    s /= 2;
+    ++e;
+  }
+  while (s < 1) {
+    s *= 2;
+    --e;
+  }
   const int quantum = (e < f.emin ? f.emin : e) - mantissa_bits;
   __float128 scaled = m;
   for (int i = 0; i < quantum; ++i) scaled /= 2;
@@ -37,10 +43,14 @@ inline uint64_t round_to(__float128 x, const Format& f, int mode, bool negative_
   if (mode == FE_DOWNWARD) up = rest > 0 && negative;
   if (up) ++n;
   int q = quantum;
-  if (n == static_cast<unsigned __int128>(1) << f.precision) { n >>= 1; ++q; }
+  if (n == static_cast<unsigned __int128>(1) << f.precision) {
+    n >>= 1;
+    ++q;
+  }
   const uint64_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
   if (q > f.emax - mantissa_bits) {
-    const bool to_infinity = mode == FE_TONEAREST || (mode == FE_UPWARD && !negative) || (mode == FE_DOWNWARD && negative);
+    const bool to_infinity = mode == FE_TONEAREST || (mode == FE_UPWARD && !negative) ||
+                             (mode == FE_DOWNWARD && negative);
     return bits | (to_infinity ? infinity : infinity - 1);
   }
   const uint64_t mantissa = static_cast<uint64_t>(n);
@@ -51,7 +61,9 @@ inline uint64_t round_to(__float128 x, const Format& f, int mode, bool negative_
 
 inline double f16_value(uint64_t h) {
   const int e = static_cast<int>(h >> 10 & 31), m = static_cast<int>(h & 1023);
-  double v = e == 31 ? (m ? NAN : INFINITY) : e == 0 ? std::ldexp(m, -24) : std::ldexp(1024 + m, e - 25);
+  double v = e == 31  ? (m ? NAN : INFINITY)
+             : e == 0 ? std::ldexp(m, -24)
+                      : std::ldexp(1024 + m, e - 25);
   return h & 0x8000 ? -v : v;
 }
 

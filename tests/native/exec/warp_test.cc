@@ -24,14 +24,19 @@ TEST(ExecWarp, Shuffle) {
     // c: clamp in bits 0-4, segment mask in bits 8-12.
     const Inputs in = random_inputs(40, 0x3f, 0x1f1f);
     auto got = run("shfl.sync." + mode + ".b32 ro|po, ra, rb, rc, -1;", in);
-    auto valid = run("{ shfl.sync." + mode + ".b32 t0|p0, ra, rb, rc, 0xffffffff; selp.u32 ro, 1, 0, p0; }", in);
+    auto valid = run(
+        "{ shfl.sync." + mode + ".b32 t0|p0, ra, rb, rc, 0xffffffff; selp.u32 ro, 1, 0, p0; }", in);
     for (size_t i = 0; i < in.size(); ++i) {
       const int lane = i % 32, b = in[i][1] & 31, c = in[i][2] & 31, seg = in[i][2] >> 8 & 31;
       const int max = (lane & seg) | (c & ~seg & 31), min = lane & seg;
-      int j = mode == "up" ? lane - b : mode == "down" ? lane + b : mode == "bfly" ? lane ^ b : min | (b & ~seg & 31);
+      int j = mode == "up"     ? lane - b
+              : mode == "down" ? lane + b
+              : mode == "bfly" ? lane ^ b
+                               : min | (b & ~seg & 31);
       const bool ok = mode == "up" ? j >= max : j <= max;
       if (!ok) j = lane;
-      ASSERT_EQ(got[i], in[i - lane + j][0] & 0xffffffff) << mode << " lane " << lane << " b " << b << " c " << in[i][2];
+      ASSERT_EQ(got[i], in[i - lane + j][0] & 0xffffffff)
+          << mode << " lane " << lane << " b " << b << " c " << in[i][2];
       ASSERT_EQ(valid[i], uint64_t(ok)) << mode << " lane " << lane;
     }
   }
@@ -62,7 +67,8 @@ TEST(ExecWarp, MatchAndRedux) {
   Inputs in = random_inputs(20, 3, 0);
   for (int l = 0; l < 32; ++l) in[l][1] = 7;
   auto any = run("match.any.sync.b32 ro, rb, -1;", in);
-  auto all = run("{ match.all.sync.b32 t0|p0, rb, -1; selp.u32 t1, 1, 0, p0; xor.b32 ro, t0, t1; }", in);
+  auto all =
+      run("{ match.all.sync.b32 t0|p0, rb, -1; selp.u32 t1, 1, 0, p0; xor.b32 ro, t0, t1; }", in);
   for (size_t i = 0; i < in.size(); ++i) {
     uint32_t mask = 0;
     for (int l = 0; l < 32; ++l) mask |= uint32_t(in[i - i % 32 + l][1] == in[i][1]) << l;
@@ -73,15 +79,18 @@ TEST(ExecWarp, MatchAndRedux) {
     const char* name;
     std::function<uint32_t(uint32_t, uint32_t)> f;
   };
-  const Op ops[] = {{"add.u32", [](uint32_t a, uint32_t b) { return a + b; }},
-                    {"add.s32", [](uint32_t a, uint32_t b) { return a + b; }},
-                    {"min.u32", [](uint32_t a, uint32_t b) { return std::min(a, b); }},
-                    {"max.u32", [](uint32_t a, uint32_t b) { return std::max(a, b); }},
-                    {"min.s32", [](uint32_t a, uint32_t b) { return uint32_t(std::min(int32_t(a), int32_t(b))); }},
-                    {"max.s32", [](uint32_t a, uint32_t b) { return uint32_t(std::max(int32_t(a), int32_t(b))); }},
-                    {"and.b32", [](uint32_t a, uint32_t b) { return a & b; }},
-                    {"or.b32", [](uint32_t a, uint32_t b) { return a | b; }},
-                    {"xor.b32", [](uint32_t a, uint32_t b) { return a ^ b; }}};
+  const Op ops[] = {
+      {"add.u32", [](uint32_t a, uint32_t b) { return a + b; }},
+      {"add.s32", [](uint32_t a, uint32_t b) { return a + b; }},
+      {"min.u32", [](uint32_t a, uint32_t b) { return std::min(a, b); }},
+      {"max.u32", [](uint32_t a, uint32_t b) { return std::max(a, b); }},
+      {"min.s32",
+       [](uint32_t a, uint32_t b) { return uint32_t(std::min(int32_t(a), int32_t(b))); }},
+      {"max.s32",
+       [](uint32_t a, uint32_t b) { return uint32_t(std::max(int32_t(a), int32_t(b))); }},
+      {"and.b32", [](uint32_t a, uint32_t b) { return a & b; }},
+      {"or.b32", [](uint32_t a, uint32_t b) { return a | b; }},
+      {"xor.b32", [](uint32_t a, uint32_t b) { return a ^ b; }}};
   for (const Op& op : ops) {
     auto got = run(std::string("redux.sync.") + op.name + " ro, ra, -1;", in);
     for (size_t i = 0; i < in.size(); ++i) {
@@ -97,11 +106,16 @@ TEST(ExecWarp, PartialMasksInDivergedCode) {
   // Even and odd lanes each run their own side with a mask of their own.
   const std::string text =
       "{ mov.u32 t0, %laneid; and.b32 t1, t0, 1; setp.eq.u32 p0, t1, 0; @p0 bra EVEN;\n"
-      "activemask.b32 t2; redux.sync.add.u32 t3, t0, 0xaaaaaaaa; shfl.sync.down.b32 t4, t0, 2, 31, 0xaaaaaaaa; bra JOIN;\n"
-      "EVEN: activemask.b32 t2; redux.sync.add.u32 t3, t0, 0x55555555; shfl.sync.down.b32 t4, t0, 2, 31, 0x55555555;\n"
+      "activemask.b32 t2; redux.sync.add.u32 t3, t0, 0xaaaaaaaa; shfl.sync.down.b32 t4, t0, 2, 31, "
+      "0xaaaaaaaa; bra JOIN;\n"
+      "EVEN: activemask.b32 t2; redux.sync.add.u32 t3, t0, 0x55555555; shfl.sync.down.b32 t4, t0, "
+      "2, 31, 0x55555555;\n"
       "JOIN: bar.warp.sync -1; shl.b32 t4, t4, 16; add.u32 ro, t3, t4; }";
   auto got = run(text, in);
-  auto active = run("{ mov.u32 t0, %laneid; setp.lt.u32 p0, t0, 9; mov.u32 ro, 0; @p0 bra A; bra B; A: activemask.b32 ro; B: }", in);
+  auto active =
+      run("{ mov.u32 t0, %laneid; setp.lt.u32 p0, t0, 9; mov.u32 ro, 0; @p0 bra A; bra B; A: "
+          "activemask.b32 ro; B: }",
+          in);
   for (size_t i = 0; i < in.size(); ++i) {
     const uint32_t lane = i % 32;
     const uint32_t sum = lane & 1 ? 16 * 16 : 15 * 16, neighbour = lane + 2 < 32 ? lane + 2 : lane;
@@ -113,9 +127,10 @@ TEST(ExecWarp, PartialMasksInDivergedCode) {
 TEST(ExecWarp, SpecialRegisters) {
   const Inputs in = random_inputs(9, 0, 0);
   auto get = [&](const std::string& name) { return run("mov.u32 ro, " + name + ";", in); };
-  auto lane = get("%laneid"), warp = get("%warpid"), eq = get("%lanemask_eq"), lt = get("%lanemask_lt"),
-       le = get("%lanemask_le"), gt = get("%lanemask_gt"), ge = get("%lanemask_ge"), tid = get("%tid.x"),
-       cta = get("%ctaid.x"), ntid = get("%ntid.x"), nctaid = get("%nctaid.x"), y = get("%tid.y"), nz = get("%ntid.z");
+  auto lane = get("%laneid"), warp = get("%warpid"), eq = get("%lanemask_eq"),
+       lt = get("%lanemask_lt"), le = get("%lanemask_le"), gt = get("%lanemask_gt"),
+       ge = get("%lanemask_ge"), tid = get("%tid.x"), cta = get("%ctaid.x"), ntid = get("%ntid.x"),
+       nctaid = get("%nctaid.x"), y = get("%tid.y"), nz = get("%ntid.z");
   for (size_t i = 0; i < in.size(); ++i) {
     const uint32_t l = i % 32, bit = 1u << l;
     ASSERT_EQ(lane[i], l);

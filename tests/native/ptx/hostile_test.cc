@@ -17,7 +17,8 @@ const char kSample[] =
     " ts: .branchtargets A, B; ld.param.u64 %rd1, [p+0]; @!%p1 bra A; brx.idx %r1, ts;\n"
     "A: { .param .b64 q; .param .b32 z; st.param.b64 [q], %rd1; call.uni (z), vprintf, (q, q); }\n"
     "B: pr: .callprototype (.reg .b32 _) _ (.reg .b32 _); call (%r1), %rd2, (%r2), pr;\n"
-    " setp.eq.or.s32 %p1|%p2, %r1, -0x5, !%p1; tex.2d.v4.f32.s32 {w.x, w.y, _, _}, [%rd1, {%r1, %r2}];\n"
+    " setp.eq.or.s32 %p1|%p2, %r1, -0x5, !%p1; tex.2d.v4.f32.s32 {w.x, w.y, _, _}, [%rd1, {%r1, "
+    "%r2}];\n"
     " mov.u32 %r1, %tid.x; fma.rn.f32 w.x, 0f3F800000, 1.5e-3, w.y; /* c */ ret; // d\n}\n";
 
 // Parses everything that can be parsed.
@@ -58,9 +59,15 @@ TEST(PtxHostile, Mutated) {
     for (int n = 1 + random() % 4; n > 0; --n) {
       const size_t at = random() % text.size();
       switch (random() % 4) {
-        case 0: text[at] = kBytes[random() % (sizeof kBytes - 1)]; break;
-        case 1: text.erase(at, 1 + random() % 8); break;
-        case 2: text.insert(at, 1, kBytes[random() % (sizeof kBytes - 1)]); break;
+        case 0:
+          text[at] = kBytes[random() % (sizeof kBytes - 1)];
+          break;
+        case 1:
+          text.erase(at, 1 + random() % 8);
+          break;
+        case 2:
+          text.insert(at, 1, kBytes[random() % (sizeof kBytes - 1)]);
+          break;
         default: {
           const size_t from = random() % text.size();
           text.insert(at, text.substr(from, random() % 40));
@@ -73,7 +80,9 @@ TEST(PtxHostile, Mutated) {
 
 TEST(PtxHostile, DeepNesting) {
   const int n = 100000;
-  auto body = [](const std::string& s) { digest(kHeader + ".entry k() { .reg .b64 r; " + s + " }"); };
+  auto body = [](const std::string& s) {
+    digest(kHeader + ".entry k() { .reg .b64 r; " + s + " }");
+  };
   body(std::string(n, '{') + std::string(n, '}'));
   body("mov.b64 r, " + std::string(n, '(') + "1" + std::string(n, ')') + ";");
   body("mov.b64 r, " + std::string(n, '-') + "1;");
@@ -100,15 +109,15 @@ TEST(PtxHostile, DeepNesting) {
 }
 
 TEST(PtxHostile, HugeSizes) {
-  for (const char* text : {
-           ".global .b8 a[0x7fffffffffffffff];", ".global .b8 a[0x100000][0x100000][0x100000];",
-           ".global .b8 a[2][0x8000000000] = {{1},{2}};", ".shared .b8 a[0x7fffffff];",
-           ".entry k(.param .b8 a[0x7fffffff]) { ret; }", ".entry k() { .reg .b32 r<0x7fffffff>; }",
-           ".entry k() { .reg .v8 .b32 r<1048576>; }", ".entry k() { .local .b8 a[0x7fffffffff]; }",
-           ".entry k() { .param .b8 a[0x7fffffff]; .param .b8 b[0x7fffffff]; }",
-           ".entry k() { t: .branchtargets L<4000000000>; }", ".global .align 0x7fffffff .b8 a;",
-           ".global .b8 a[99999999999999999999999];", ".entry k() .maxntid 99999999999 { ret; }",
-           ".global .f32 a = 1e999999;", ".entry k() { .reg .b32 r99999999999999999999<2>; }"})
+  for (const char* text :
+       {".global .b8 a[0x7fffffffffffffff];", ".global .b8 a[0x100000][0x100000][0x100000];",
+        ".global .b8 a[2][0x8000000000] = {{1},{2}};", ".shared .b8 a[0x7fffffff];",
+        ".entry k(.param .b8 a[0x7fffffff]) { ret; }", ".entry k() { .reg .b32 r<0x7fffffff>; }",
+        ".entry k() { .reg .v8 .b32 r<1048576>; }", ".entry k() { .local .b8 a[0x7fffffffff]; }",
+        ".entry k() { .param .b8 a[0x7fffffff]; .param .b8 b[0x7fffffff]; }",
+        ".entry k() { t: .branchtargets L<4000000000>; }", ".global .align 0x7fffffff .b8 a;",
+        ".global .b8 a[99999999999999999999999];", ".entry k() .maxntid 99999999999 { ret; }",
+        ".global .f32 a = 1e999999;", ".entry k() { .reg .b32 r99999999999999999999<2>; }"})
     digest(kHeader + text);
 }
 
@@ -120,7 +129,9 @@ TEST(PtxHostile, Bytes) {
     digest(text);
   }
   digest(std::string(1000, '\0'));
-  digest(std::string("\x7f" "ELF") + std::string(60, '\0'));
+  digest(std::string("\x7f"
+                     "ELF") +
+         std::string(60, '\0'));
 }
 
 }  // namespace

@@ -28,17 +28,18 @@ struct Linked {
 };
 
 TEST(PtxLink, ScalarAndArrayInitialisers) {
-  Linked l({".visible .global .u32 a = 7;\n"
-            ".visible .global .align 16 .b8 b[5] = {1, 0x2, -1};\n"
-            ".visible .const .f32 c[3] = {1.5, 0f40000000, 3};\n"
-            ".visible .global .f64 d[2] = {0d3FF0000000000000, 2.5};\n"
-            ".visible .global .s16 e[2][3] = {{1,2},{3,4,5}};\n"
-            ".visible .global .s16 f[2][3] = {1,2,3,4,5,6};\n"
-            ".visible .global .v2 .u32 g[2] = {{1,2},{3,4}};\n"
-            ".visible .global .u64 h = 0xFFFFFFFFFFFFFFFF;\n"
-            ".visible .global .u16 i[] = {9, 8, 7};\n"
-            ".visible .global .u32 j[2][2] = {{5},{6}}, k = 1+2*3;\n"
-            ".visible .global .align 4 .u32 z;\n"});
+  Linked l(
+      {".visible .global .u32 a = 7;\n"
+       ".visible .global .align 16 .b8 b[5] = {1, 0x2, -1};\n"
+       ".visible .const .f32 c[3] = {1.5, 0f40000000, 3};\n"
+       ".visible .global .f64 d[2] = {0d3FF0000000000000, 2.5};\n"
+       ".visible .global .s16 e[2][3] = {{1,2},{3,4,5}};\n"
+       ".visible .global .s16 f[2][3] = {1,2,3,4,5,6};\n"
+       ".visible .global .v2 .u32 g[2] = {{1,2},{3,4}};\n"
+       ".visible .global .u64 h = 0xFFFFFFFFFFFFFFFF;\n"
+       ".visible .global .u16 i[] = {9, 8, 7};\n"
+       ".visible .global .u32 j[2][2] = {{5},{6}}, k = 1+2*3;\n"
+       ".visible .global .align 4 .u32 z;\n"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   EXPECT_EQ(l.read<uint32_t>("a"), 7u);
   EXPECT_EQ(l.read<uint8_t>("b", 1), 2);
@@ -68,13 +69,15 @@ TEST(PtxLink, ScalarAndArrayInitialisers) {
 }
 
 TEST(PtxLink, AddressesInInitialisers) {
-  Linked l({".visible .global .u32 x[4];\n"
-            ".func f() { ret; }\n"
-            ".visible .global .u64 p[4] = {x, x+8, generic(x), generic(x)+4};\n"
-            ".visible .global .u64 t[2] = {0, f};\n"
-            ".visible .global .u8 m[8] = {0xff(x), 0xff00(x), 0xff0000(x), 0xff000000(x), "
-            "0xff00000000(x), 0xff0000000000(x), 0xff000000000000(x), 0xff00000000000000(generic(x)+0)};\n"
-            ".visible .global .u64 later = y;\n.visible .global .u32 y;\n"});
+  Linked l(
+      {".visible .global .u32 x[4];\n"
+       ".func f() { ret; }\n"
+       ".visible .global .u64 p[4] = {x, x+8, generic(x), generic(x)+4};\n"
+       ".visible .global .u64 t[2] = {0, f};\n"
+       ".visible .global .u8 m[8] = {0xff(x), 0xff00(x), 0xff0000(x), 0xff000000(x), "
+       "0xff00000000(x), 0xff0000000000(x), 0xff000000000000(x), "
+       "0xff00000000000000(generic(x)+0)};\n"
+       ".visible .global .u64 later = y;\n.visible .global .u32 y;\n"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   const uint64_t x = l.address("x");
   EXPECT_EQ(l.read<uint64_t>("p", 0), x);
@@ -93,12 +96,13 @@ TEST(PtxLink, AddressesInInitialisers) {
 }
 
 TEST(PtxLink, WrongInitialisers) {
-  for (const char* text : {".global .u32 a[2] = {1,2,3};", ".global .u32 a = {{{{1}}}};",
-                           ".shared .u32 a = 1;", ".extern .global .u32 a = 1;",
-                           ".global .u32 a = b;", ".global .u32 a[];", ".global .u32 p = 1/0;",
-                           ".shared .u32 s; .global .u64 a = s;", ".global .u32 x; .global .u32 a = x;",
-                           ".global .u32 a; .global .u32 a;", ".global .align 3 .u32 a;",
-                           ".global .pred a;", ".reg .b32 r;", ".global .u32 a[1099511627776][4];"}) {
+  for (const char* text :
+       {".global .u32 a[2] = {1,2,3};", ".global .u32 a = {{{{1}}}};", ".shared .u32 a = 1;",
+        ".extern .global .u32 a = 1;", ".global .u32 a = b;", ".global .u32 a[];",
+        ".global .u32 p = 1/0;", ".shared .u32 s; .global .u64 a = s;",
+        ".global .u32 x; .global .u32 a = x;", ".global .u32 a; .global .u32 a;",
+        ".global .align 3 .u32 a;", ".global .pred a;", ".reg .b32 r;",
+        ".global .u32 a[1099511627776][4];"}) {
     Linked l({text});
     EXPECT_EQ(l.result.status, LoadStatus::kInvalidPtx) << text;
     EXPECT_TRUE(l.has("error")) << text;
@@ -106,9 +110,11 @@ TEST(PtxLink, WrongInitialisers) {
 }
 
 TEST(PtxLink, ExternIsResolvedAcrossUnits) {
-  Linked l({".extern .func (.param .b32 r) add(.param .b32 a);\n.extern .global .u32 v;\n"
-            ".visible .entry k() { .param .b32 a; .param .b32 r; .reg .b64 d; mov.u64 d, v; call (r), add, (a); ret; }",
-            ".visible .func (.param .b32 r) add(.param .b32 a) { ret; }\n.visible .global .u32 v = 5;"});
+  Linked l(
+      {".extern .func (.param .b32 r) add(.param .b32 a);\n.extern .global .u32 v;\n"
+       ".visible .entry k() { .param .b32 a; .param .b32 r; .reg .b64 d; mov.u64 d, v; call (r), "
+       "add, (a); ret; }",
+       ".visible .func (.param .b32 r) add(.param .b32 a) { ret; }\n.visible .global .u32 v = 5;"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   std::string why;
   const FunctionBody* body = l.result.program->body(l.result.program->find_kernel("k"), &why);
@@ -118,10 +124,11 @@ TEST(PtxLink, ExternIsResolvedAcrossUnits) {
 }
 
 TEST(PtxLink, StaticNamesDoNotClash) {
-  Linked l({".global .u32 s = 1;\n.func f() { ret; }\n.visible .global .u64 p = s;\n"
-            ".visible .entry a() { call f; }",
-            ".global .u32 s = 2;\n.func f() { ret; }\n.visible .global .u64 q = s;\n"
-            ".visible .entry b() { call f; }"});
+  Linked l(
+      {".global .u32 s = 1;\n.func f() { ret; }\n.visible .global .u64 p = s;\n"
+       ".visible .entry a() { call f; }",
+       ".global .u32 s = 2;\n.func f() { ret; }\n.visible .global .u64 q = s;\n"
+       ".visible .entry b() { call f; }"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   EXPECT_NE(l.read<uint64_t>("p"), l.read<uint64_t>("q"));
   EXPECT_EQ(*reinterpret_cast<uint32_t*>(l.read<uint64_t>("q")), 2u);
@@ -132,7 +139,8 @@ TEST(PtxLink, StaticNamesDoNotClash) {
 }
 
 TEST(PtxLink, OtherUnitsDoNotSeeStaticNames) {
-  Linked l({".extern .global .u32 s;\n.entry k() { .reg .b64 d; mov.u64 d, s; }", ".global .u32 s;"});
+  Linked l(
+      {".extern .global .u32 s;\n.entry k() { .reg .b64 d; mov.u64 d, s; }", ".global .u32 s;"});
   EXPECT_EQ(l.result.status, LoadStatus::kUnresolvedSymbol);
   EXPECT_TRUE(l.has("'s'")) << l.result.log;
 }
@@ -148,9 +156,11 @@ TEST(PtxLink, UnresolvedFunctionIsAnErrorOnlyIfUsed) {
 }
 
 TEST(PtxLink, BuiltinsAreKnownNames) {
-  Linked l({".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
-            ".extern .func (.param .b64 r) malloc(.param .b64 n);\n"
-            ".entry k() { .param .b64 a; .param .b64 b; .param .b32 r; call (r), vprintf, (a, b); ret; }"});
+  Linked l(
+      {".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
+       ".extern .func (.param .b64 r) malloc(.param .b64 n);\n"
+       ".entry k() { .param .b64 a; .param .b64 b; .param .b32 r; call (r), vprintf, (a, b); ret; "
+       "}"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   auto& p = *l.result.program;
   const FunctionBody* body = p.body(p.find_kernel("k"), nullptr);
@@ -168,7 +178,8 @@ TEST(PtxLink, DuplicatesWeakAndCommon) {
   EXPECT_EQ(twice.result.status, LoadStatus::kInvalidPtx);
   EXPECT_TRUE(twice.has("Multiple definition of 'f'")) << twice.result.log;
 
-  Linked weak({".weak .global .u32 w = 1; .visible .global .u64 p = w;", ".visible .global .u32 w = 2;",
+  Linked weak({".weak .global .u32 w = 1; .visible .global .u64 p = w;",
+               ".visible .global .u32 w = 2;",
                ".weak .global .u32 w = 3; .visible .global .u64 q = w;"});
   ASSERT_TRUE(weak.result.program) << weak.result.log;
   EXPECT_EQ(weak.read<uint32_t>("w"), 2u);
@@ -187,15 +198,17 @@ TEST(PtxLink, DuplicatesWeakAndCommon) {
   ASSERT_TRUE(kernels.result.program) << kernels.result.log;
   EXPECT_EQ(kernels.result.program->kernels().size(), 1u);
 
-  Linked kinds({".visible .func f() { ret; }", ".extern .global .u32 f; .entry k() { .reg .b64 d; mov.u64 d, f; }"});
+  Linked kinds({".visible .func f() { ret; }",
+                ".extern .global .u32 f; .entry k() { .reg .b64 d; mov.u64 d, f; }"});
   EXPECT_EQ(kinds.result.status, LoadStatus::kInvalidPtx);
 }
 
 TEST(PtxLink, ForwardDeclarationsAndAliases) {
-  Linked l({".visible .func f(.param .b32 a);\n.visible .func al(.param .b32 a);\n"
-            ".entry k() { .param .b32 a; call f, (a); call al, (a); ret; }\n"
-            ".func f(.param .b32 a) { ret; }\n.alias al, f;\n",
-            ".extern .func al(.param .b32 a);\n.entry q() { .param .b32 a; call al, (a); ret; }"});
+  Linked l(
+      {".visible .func f(.param .b32 a);\n.visible .func al(.param .b32 a);\n"
+       ".entry k() { .param .b32 a; call f, (a); call al, (a); ret; }\n"
+       ".func f(.param .b32 a) { ret; }\n.alias al, f;\n",
+       ".extern .func al(.param .b32 a);\n.entry q() { .param .b32 a; call al, (a); ret; }"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   auto& p = *l.result.program;
   EXPECT_EQ(p.body(p.find_kernel("k"), nullptr)->callees.size(), 1u);
@@ -205,11 +218,12 @@ TEST(PtxLink, ForwardDeclarationsAndAliases) {
 }
 
 TEST(PtxLink, SharedLayoutFollowsTheCalls) {
-  Linked l({".shared .align 4 .b8 a[6];\n.shared .align 16 .b8 b[16];\n.shared .u32 unused[999];\n"
-            ".extern .shared .align 32 .b8 dyn[];\n"
-            ".func f() { .shared .f64 own; .reg .b64 d; mov.u64 d, own; mov.u64 d, b; ret; }\n"
-            ".visible .entry k() { .reg .b32 r; mov.u32 r, a; mov.u32 r, dyn; call f; ret; }\n"
-            ".visible .entry q() { .reg .b32 r; mov.u32 r, b; ret; }"});
+  Linked l(
+      {".shared .align 4 .b8 a[6];\n.shared .align 16 .b8 b[16];\n.shared .u32 unused[999];\n"
+       ".extern .shared .align 32 .b8 dyn[];\n"
+       ".func f() { .shared .f64 own; .reg .b64 d; mov.u64 d, own; mov.u64 d, b; ret; }\n"
+       ".visible .entry k() { .reg .b32 r; mov.u32 r, a; mov.u32 r, dyn; call f; ret; }\n"
+       ".visible .entry q() { .reg .b32 r; mov.u32 r, b; ret; }"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   auto& p = *l.result.program;
   std::string why;
@@ -235,9 +249,10 @@ TEST(PtxLink, SharedLayoutFollowsTheCalls) {
 }
 
 TEST(PtxLink, IndirectCallsReachFunctionsWhoseAddressIsTaken) {
-  Linked l({".func f() { ret; }\n.func g() { ret; }\n.func h() { ret; }\n.global .u64 t = f;\n"
-            ".visible .entry k() { .reg .b64 d; pr: .callprototype _ (); call d, pr; ret; }\n"
-            ".visible .entry q() { .reg .b64 d; mov.u64 d, g; call h; ret; }"});
+  Linked l(
+      {".func f() { ret; }\n.func g() { ret; }\n.func h() { ret; }\n.global .u64 t = f;\n"
+       ".visible .entry k() { .reg .b64 d; pr: .callprototype _ (); call d, pr; ret; }\n"
+       ".visible .entry q() { .reg .b64 d; mov.u64 d, g; call h; ret; }"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   auto& p = *l.result.program;
   std::string why;
@@ -281,7 +296,9 @@ TEST(PtxLink, MemoryLimits) {
 }
 
 TEST(PtxLink, HostFindsStaticVariablesToo) {
-  Linked l({".global .u32 s = 4; .global .attribute(.managed) .u32 m = 6; .global .b8 $str[2] = \"a\";"});
+  Linked l(
+      {".global .u32 s = 4; .global .attribute(.managed) .u32 m = 6; .global .b8 $str[2] = "
+       "\"a\";"});
   ASSERT_TRUE(l.result.program) << l.result.log;
   EXPECT_EQ(l.read<uint32_t>("s"), 4u);
   EXPECT_TRUE(l.result.program->global("m")->managed);
@@ -292,7 +309,8 @@ TEST(PtxLink, HostFindsStaticVariablesToo) {
 TEST(PtxLink, BodiesAreParsedOnceFromManyThreads) {
   std::string text;
   for (int i = 0; i < 50; ++i)
-    text += ".entry k" + std::to_string(i) + "() { .shared .u32 s; .reg .b32 r; mov.u32 r, s; ret; }\n";
+    text +=
+        ".entry k" + std::to_string(i) + "() { .shared .u32 s; .reg .b32 r; mov.u32 r, s; ret; }\n";
   text.append(2 << 20, '\n');  // large: bodies are left for later
   Linked l({text});
   ASSERT_TRUE(l.result.program) << l.result.log;

@@ -50,12 +50,37 @@ TEST(PtxParse, InstructionWithGuardModifiersAndImmediates) {
 
 TEST(PtxParse, IntegerLiteralsAndConstantExpressions) {
   const std::pair<const char*, int64_t> cases[] = {
-      {"42", 42}, {"-42", -42}, {"0x2A", 42}, {"052", 42}, {"0b101010", 42}, {"42U", 42},
-      {"(1+2)*3", 9}, {"7/2", 3}, {"-7/2", -3}, {"-7 % 3", -1}, {"1<<4|3", 19}, {"~0", -1},
-      {"!5", 0}, {"!0", 1}, {"3>2 ? 10 : 20", 10}, {"-8>>1", -4}, {"5&&0", 0}, {"5||0", 1},
-      {"2==2", 1}, {"2!=2", 0}, {"6^3", 5}, {"6&3", 2}, {"10-3-2", 5}, {"WARP_SZ", 32},
-      {"WARP_SZ*2", 64}, {"(.u64)5", 5}, {"0xFFFFFFFFFFFFFFFF", -1}, {"-0x8000000000000000", INT64_MIN},
-      {"0xFFFFFFFFFFFFFFFFU >> 60", 15}, {"2 <= 2", 1}, {"3 >= 4", 0},
+      {"42", 42},
+      {"-42", -42},
+      {"0x2A", 42},
+      {"052", 42},
+      {"0b101010", 42},
+      {"42U", 42},
+      {"(1+2)*3", 9},
+      {"7/2", 3},
+      {"-7/2", -3},
+      {"-7 % 3", -1},
+      {"1<<4|3", 19},
+      {"~0", -1},
+      {"!5", 0},
+      {"!0", 1},
+      {"3>2 ? 10 : 20", 10},
+      {"-8>>1", -4},
+      {"5&&0", 0},
+      {"5||0", 1},
+      {"2==2", 1},
+      {"2!=2", 0},
+      {"6^3", 5},
+      {"6&3", 2},
+      {"10-3-2", 5},
+      {"WARP_SZ", 32},
+      {"WARP_SZ*2", 64},
+      {"(.u64)5", 5},
+      {"0xFFFFFFFFFFFFFFFF", -1},
+      {"-0x8000000000000000", INT64_MIN},
+      {"0xFFFFFFFFFFFFFFFFU >> 60", 15},
+      {"2 <= 2", 1},
+      {"3 >= 4", 0},
   };
   for (auto [text, value] : cases) {
     OneKernel k(std::string(".reg .b64 r; mov.b64 r, ") + text + ";");
@@ -66,9 +91,13 @@ TEST(PtxParse, IntegerLiteralsAndConstantExpressions) {
 }
 
 TEST(PtxParse, FloatLiterals) {
-  const std::pair<const char*, double> doubles[] = {
-      {"1.0", 1.0}, {"0.5", 0.5}, {"3.25e2", 325.0}, {"1e-3", 1e-3}, {"-2.5E+1", -25.0},
-      {"0d3FF8000000000000", 1.5}, {"0D4009000000000000", 3.125}};
+  const std::pair<const char*, double> doubles[] = {{"1.0", 1.0},
+                                                    {"0.5", 0.5},
+                                                    {"3.25e2", 325.0},
+                                                    {"1e-3", 1e-3},
+                                                    {"-2.5E+1", -25.0},
+                                                    {"0d3FF8000000000000", 1.5},
+                                                    {"0D4009000000000000", 3.125}};
   for (auto [text, value] : doubles) {
     OneKernel k(std::string(".reg .f64 d; mov.f64 d, ") + text + ";");
     ASSERT_TRUE(k.body) << text << ": " << k.log;
@@ -82,8 +111,9 @@ TEST(PtxParse, FloatLiterals) {
 }
 
 TEST(PtxParse, NumberedRegisters) {
-  OneKernel k(".reg .b32 %r<11>; .reg .b64 %rd<3>, x; .reg .b32 a1;\n"
-              "mov.b32 %r10, %r0; mov.b64 %rd2, x; mov.b32 a1, %r9;");
+  OneKernel k(
+      ".reg .b32 %r<11>; .reg .b64 %rd<3>, x; .reg .b32 a1;\n"
+      "mov.b32 %r10, %r0; mov.b64 %rd2, x; mov.b32 a1, %r9;");
   ASSERT_TRUE(k.body) << k.log;
   EXPECT_EQ(k.body->registers.size(), 11u + 3 + 1 + 1);
   EXPECT_EQ(k.reg(0, 0), "%r10");
@@ -99,7 +129,8 @@ TEST(PtxParse, NumberedRegisters) {
 TEST(PtxParse, NamesOfInnerBlocksAreRegistersOfTheirOwn) {
   OneKernel k(
       ".reg .b32 r0; mov.b32 r0, 1;\n"
-      "{ .reg .f32 r0; mov.f32 r0, 0f00000000; { .reg .f64 r0; mov.f64 r0, 1.0; } mov.f32 r0, 2.0; }\n"
+      "{ .reg .f32 r0; mov.f32 r0, 0f00000000; { .reg .f64 r0; mov.f64 r0, 1.0; } mov.f32 r0, 2.0; "
+      "}\n"
       "{ .reg .f64 r0; mov.f64 r0, 1.0; }\n"
       "mov.b32 r0, 3;\n");
   ASSERT_TRUE(k.body) << k.log;
@@ -115,7 +146,8 @@ TEST(PtxParse, NamesOfInnerBlocksAreRegistersOfTheirOwn) {
 }
 
 TEST(PtxParse, InnerNumberedRangeShadowsOnlyItsNumbers) {
-  OneKernel k(".reg .b32 %r<10>; { .reg .b64 %r<2>; mov.b64 %r1, 0; mov.b32 %r5, 0; } mov.b32 %r1, 0;");
+  OneKernel k(
+      ".reg .b32 %r<10>; { .reg .b64 %r<2>; mov.b64 %r1, 0; mov.b32 %r5, 0; } mov.b32 %r1, 0;");
   ASSERT_TRUE(k.body) << k.log;
   EXPECT_EQ(k.body->registers[k.operand(0, 0).index], Type::kB64);
   EXPECT_EQ(k.body->registers[k.operand(1, 0).index], Type::kB32);
@@ -131,10 +163,10 @@ TEST(PtxParse, NamesEndWithTheirBlock) {
 TEST(PtxParse, LabelsForwardBackwardAndScoped) {
   OneKernel k(
       ".reg .pred p;\n"
-      "L: { L: bra L; @p bra OUT; { bra.uni L; } }\n"   // 0 1 2
-      "bra L;\n"                                         // 3
-      "OUT: ret;\n"                                      // 4
-      "$L__BB0_2: bra $L__BB0_2; bra END;\n"             // 5 6
+      "L: { L: bra L; @p bra OUT; { bra.uni L; } }\n"  // 0 1 2
+      "bra L;\n"                                       // 3
+      "OUT: ret;\n"                                    // 4
+      "$L__BB0_2: bra $L__BB0_2; bra END;\n"           // 5 6
       "END:\n");
   ASSERT_TRUE(k.body) << k.log;
   EXPECT_EQ(k.operand(0, 0).kind, OperandKind::kLabel);
@@ -179,7 +211,8 @@ TEST(PtxParse, SpecialRegistersAndVectorRegisters) {
 TEST(PtxParse, AddressForms) {
   OneKernel k(
       ".reg .b64 d; .reg .b32 r; .local .align 8 .b8 depot[24]; .shared .b32 s[4];\n"
-      "ld.param.u64 d, [p]; ld.param.u32 r, [p+4]; ld.param.u32 r, [d]; ld.local.u32 r, [depot+8];\n"
+      "ld.param.u64 d, [p]; ld.param.u32 r, [p+4]; ld.param.u32 r, [d]; ld.local.u32 r, "
+      "[depot+8];\n"
       "ld.shared.u32 r, [s+4]; ld.global.u32 r, [g-4]; ld.const.u32 r, [16]; mov.u64 d, g+12;\n"
       "mov.u64 d, depot; st.global.u32 [d], r;",
       ".global .u32 g[8];\n", ".param .u64 p");
@@ -214,7 +247,8 @@ TEST(PtxParse, TextureAndTensorOperands) {
       "tex.2d.v4.f32.f32 {f0,f1,f2,f3}, [t, {f4, f5}];\n"
       "tex.1d.v4.s32.s32 {r0,r1,r2,r3}, [tx, smp, {r0}];\n"
       "suld.b.2d.v2.b32.trap {r0,r1}, [t, {r2, r3}];",
-      ".global .texref tx;\n.global .samplerref smp = { addr_mode_0 = wrap, filter_mode = nearest };\n");
+      ".global .texref tx;\n.global .samplerref smp = { addr_mode_0 = wrap, filter_mode = nearest "
+      "};\n");
   ASSERT_TRUE(ok.body) << ok.log;
   const Operand& bracket = ok.operand(0, 1);
   ASSERT_EQ(bracket.kind, OperandKind::kBracket);
@@ -225,7 +259,8 @@ TEST(PtxParse, TextureAndTensorOperands) {
 }
 
 TEST(PtxParse, VideoSelectorsAndNegatedOperands) {
-  OneKernel k(".reg .b32 r<4>; vadd.s32.u32.s32.sat r0, r1.b2, r2.h1; vmad.s32.s32.s32 r0, r1, r2, -r3;");
+  OneKernel k(
+      ".reg .b32 r<4>; vadd.s32.u32.s32.sat r0, r1.b2, r2.h1; vmad.s32.s32.s32 r0, r1, r2, -r3;");
   ASSERT_TRUE(k.body) << k.log;
   EXPECT_EQ(k.operand(0, 1).selector, Selector::kB2);
   EXPECT_EQ(k.operand(0, 2).selector, Selector::kH1);
@@ -244,7 +279,8 @@ TEST(PtxParse, CallsAreNormalised) {
       "st.param.b64 [param0+0], d; call.uni (retval0), f, (param0, param1);\n"
       "ld.param.b32 r, [retval0+0]; }\n"
       "{ .param .b64 param0; .param .b32 retval0;\n"
-      "prototype_0 : .callprototype (.param .b32 _) _ (.param .b64 _, .param .align 16 .b8 _[16]) .noreturn;\n"
+      "prototype_0 : .callprototype (.param .b32 _) _ (.param .b64 _, .param .align 16 .b8 _[16]) "
+      ".noreturn;\n"
       "call (retval0), d, (param0), prototype_0; }\n"
       "call h; call (r), g, (r, 1.0);\n"
       "tgt: .calltargets f, h; call d, tgt;",
@@ -299,7 +335,8 @@ TEST(PtxParse, RegisterParametersOfFunctions) {
 
 TEST(PtxParse, KernelDirectivesAndParameterLayout) {
   LinkResult r = link_texts(
-      {".visible .entry k(.param .u8 a, .param .align 16 .b8 b[20], .param .u64 .ptr .global .align 32 c,\n"
+      {".visible .entry k(.param .u8 a, .param .align 16 .b8 b[20], .param .u64 .ptr .global "
+       ".align 32 c,\n"
        " .param .f32 d) .maxntid 128, 2 .minnctapersm 3 .maxnreg 40 .someday 7, 8 { ret; }\n"
        ".entry q() .reqntid 64 { ret; }"});
   ASSERT_TRUE(r.program) << r.log;
@@ -337,8 +374,9 @@ TEST(PtxParse, UnknownOpcodesFailTheLoadOnlyWhenTheVersionIsKnown) {
   EXPECT_NE(k.log.find("line 6"), std::string::npos) << k.log;
 
   LinkResult later = LinkedProgram::link(
-      {{"n.ptx", ".version 9.5\n.target sm_80\n.address_size 64\n.entry k() { .reg .b32 r; "
-                 "frobnicate.b32.new r, r <> r; ret; }\n.entry ok() { ret; }"}},
+      {{"n.ptx",
+        ".version 9.5\n.target sm_80\n.address_size 64\n.entry k() { .reg .b32 r; "
+        "frobnicate.b32.new r, r <> r; ret; }\n.entry ok() { ret; }"}},
       DeviceModel{}, std::make_shared<TestMemory>());
   ASSERT_TRUE(later.program) << later.log;
   std::string why;

@@ -75,16 +75,15 @@ struct OneKernel {
 
   explicit OneKernel(const std::string& text, const std::string& before = "",
                      const std::string& parameters = "") {
-    LinkResult r = link_texts({before + ".visible .entry k(" + parameters + ")\n{\n" + text + "\n}\n"});
+    LinkResult r =
+        link_texts({before + ".visible .entry k(" + parameters + ")\n{\n" + text + "\n}\n"});
     log = r.log;
     program = r.program;
     if (program) body = program->body(program->find_kernel("k"), &log);
   }
 
   const Instruction& at(size_t i) const { return body->instructions.at(i); }
-  const Operand& operand(size_t i, size_t o) const {
-    return body->operands_of(at(i))[o];
-  }
+  const Operand& operand(size_t i, size_t o) const { return body->operands_of(at(i))[o]; }
   std::string reg(size_t i, size_t o) const { return body->register_name(operand(i, o).index); }
 };
 
