@@ -36,7 +36,7 @@ function(gpupool_cuda_library target)
   find_library(LZ4_STATIC NAMES liblz4.a REQUIRED)
   list(APPEND arg_LIBRARIES ${ZSTD_STATIC} ${LZ4_STATIC})
   set(link_options -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,--version-script=${GPUPOOL_EXPORT_MAP}
-    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete)
+    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,defs)
   if(arg_OLD_GLIBC)
     list(APPEND arg_HEADERS zstd.h zstd_errors.h lz4.h)
     gpupool_old_glibc_library(${target} ${directory}/libcuda.so.1)
