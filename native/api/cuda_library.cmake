@@ -86,9 +86,10 @@ macro(gpupool_old_glibc_library target output)
     list(APPEND objects ${object})
   endforeach()
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects)
-  # zig's linker and its C++ library: both end up inside, hidden by the version script.
+  # zig brings its C++ library, built the first time for these options and then cached; with -O2 that
+  # takes seconds, without it minutes. It ends up inside, hidden by the version script.
   add_custom_command(OUTPUT ${output}
-    COMMAND ${compiler} -shared -o ${output} ${objects} ${arg_LIBRARIES} ${link_options} -lpthread -ldl
+    COMMAND ${compiler} -O2 -shared -o ${output} ${objects} ${arg_LIBRARIES} ${link_options} -lpthread -ldl
     DEPENDS ${objects} ${GPUPOOL_EXPORT_MAP} VERBATIM
     COMMENT "Linking ${output} for glibc 2.28")
   add_custom_target(${target} ALL DEPENDS ${output})
