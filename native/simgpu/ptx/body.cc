@@ -12,35 +12,10 @@ namespace {
 
 constexpr size_t kMaxScopes = 256;
 constexpr uint32_t kMaxRegisters = 1u << 20;
-constexpr size_t kMaxOperands = 4096;   // of one instruction, elements included
 constexpr size_t kMaxLocals = 1u << 20;
-constexpr int kMaxNesting = 4;          // of operands: [a, {b, c}]
 
 uint32_t align_up(uint64_t value, uint64_t alignment) {
   return static_cast<uint32_t>((value + alignment - 1) & ~(alignment - 1));
-}
-
-Selector selector_named(std::string_view s) {
-  static constexpr std::pair<std::string_view, Selector> kNames[] = {
-      {"b0", Selector::kB0},   {"b1", Selector::kB1},   {"b2", Selector::kB2},
-      {"b3", Selector::kB3},   {"h0", Selector::kH0},   {"h1", Selector::kH1},
-      {"b10", Selector::kB10}, {"b21", Selector::kB21}, {"b32", Selector::kB32},
-      {"b20", Selector::kB20}, {"b31", Selector::kB31}, {"b30", Selector::kB30},
-  };
-  for (auto [name, selector] : kNames)
-    if (name == s) return selector;
-  return Selector::kNone;
-}
-
-int component_named(std::string_view s) {
-  if (s.size() != 1) return -1;
-  switch (s[0]) {
-    case 'x': case 'r': return 0;
-    case 'y': case 'g': return 1;
-    case 'z': case 'b': return 2;
-    case 'w': case 'a': return 3;
-    default: return -1;
-  }
 }
 
 }  // namespace
@@ -122,10 +97,18 @@ void BodyParser::close_scope() {
       Operand& o = body_->operands[use.operand];
       o.index = label.index;
       switch (label.kind) {
-        case LabelKind::kInstruction: o.kind = OperandKind::kLabel; break;
-        case LabelKind::kPrototype: o.kind = OperandKind::kPrototype; break;
-        case LabelKind::kBranchTable: o.kind = OperandKind::kTable; break;
-        case LabelKind::kCallTable: o.kind = OperandKind::kTable; break;
+        case LabelKind::kInstruction:
+          o.kind = OperandKind::kLabel;
+          break;
+        case LabelKind::kPrototype:
+          o.kind = OperandKind::kPrototype;
+          break;
+        case LabelKind::kBranchTable:
+          o.kind = OperandKind::kTable;
+          break;
+        case LabelKind::kCallTable:
+          o.kind = OperandKind::kTable;
+          break;
       }
     }
     uses_.resize(kept);
@@ -197,7 +180,8 @@ const BodyParser::Binding* BodyParser::find(std::string_view name, uint32_t* reg
 void BodyParser::statement() {
   const Token& t = lexer_.token();
   switch (t.kind) {
-    case TokenKind::kDot: return directive();
+    case TokenKind::kDot:
+      return directive();
     case TokenKind::kWord:
       if (lexer_.peek().is(':')) {
         const std::string_view name = t.text;
@@ -225,7 +209,8 @@ void BodyParser::statement() {
       if (t.is(';')) return lexer_.advance();
       if (t.is('@')) return instruction();
       break;
-    default: break;
+    default:
+      break;
   }
   lexer_.fail_here();
 }
@@ -378,8 +363,8 @@ void BodyParser::branch_targets(std::string_view) {
         body_->owned_names.push_back(std::string(name) + std::to_string(i));
         target = body_->owned_names.back();
       }
-      uses_.push_back({target, line, 0, table,
-                       static_cast<uint32_t>(body_->branch_tables[table].size())});
+      uses_.push_back(
+          {target, line, 0, table, static_cast<uint32_t>(body_->branch_tables[table].size())});
       body_->branch_tables[table].push_back(kNoIndex);
     }
   } while (lexer_.accept(','));
@@ -499,202 +484,6 @@ Operand BodyParser::call_group(char open, char close) {
   }
   lexer_.expect(close);
   return group(OperandKind::kList, elements);
-}
-
-// ---------------------------------------------------------------- operands
-
-Operand BodyParser::group(OperandKind kind, const std::vector<Operand>& elements) {
-  Operand o;
-  o.kind = kind;
-  o.first = static_cast<uint32_t>(body_->operands.size());
-  o.count = static_cast<uint32_t>(elements.size());
-  body_->operands.insert(body_->operands.end(), elements.begin(), elements.end());
-  return o;
-}
-
-Operand BodyParser::label_operand() {
-  Operand o;
-  const uint32_t line = lexer_.token().line;
-  scratch_uses_.push_back({scratch_.size(), {lexer_.expect_word("a label"), line, 0}});
-  return o;
-}
-
-Operand BodyParser::constant() {
-  const Constant c = parse_constant(lexer_);
-  Operand o;
-  switch (c.kind) {
-    case Constant::Kind::kInteger: o.kind = OperandKind::kImmediate; break;
-    case Constant::Kind::kFloat32: o.kind = OperandKind::kFloat32; break;
-    case Constant::Kind::kFloat64: o.kind = OperandKind::kFloat64; break;
-  }
-  o.is_unsigned = c.is_unsigned;
-  o.bits = c.bits;
-  return o;
-}
-
-Operand BodyParser::operand(int depth) {
-  if (depth > kMaxNesting) lexer_.fail("Operand is nested too deeply");
-  const Token& t = lexer_.token();
-  if (t.kind == TokenKind::kWord && t.text != "WARP_SZ") return name_operand(depth);
-  if (t.is('{')) {
-    lexer_.advance();
-    std::vector<Operand> elements;
-    while (!lexer_.token().is('}')) {
-      elements.push_back(operand(depth + 1));
-      if (elements.size() > kMaxOperands) lexer_.fail("Vector has too many elements");
-      if (!lexer_.accept(',')) break;
-    }
-    lexer_.expect('}');
-    return group(OperandKind::kVector, elements);
-  }
-  if (t.is('[')) return bracket(depth);
-  if ((t.is('!') || t.is('-')) && lexer_.peek().kind == TokenKind::kWord &&
-      lexer_.peek().text != "WARP_SZ") {
-    lexer_.advance();
-    Operand o = name_operand(depth);
-    if (o.kind != OperandKind::kRegister) lexer_.fail_here();
-    o.negated = true;
-    return o;
-  }
-  if (starts_constant(t)) return constant();
-  lexer_.fail_here();
-}
-
-Operand BodyParser::bracket(int depth) {
-  lexer_.expect('[');
-  const Token& t = lexer_.token();
-  Operand first;
-  if (t.kind == TokenKind::kWord && t.text != "WARP_SZ") {
-    const uint32_t line = t.line;
-    const std::string_view name = t.text;
-    lexer_.advance();
-    uint32_t index = kNoIndex;
-    const Binding* b = find(name, &index);
-    if (b && (b->kind == BindingKind::kRegister || b->kind == BindingKind::kNumbered)) {
-      if (b->vector_width > 1) {
-        const int component = t.kind == TokenKind::kDot ? component_named(t.text) : -1;
-        if (component < 0 || component >= b->vector_width) lexer_.fail_here();
-        lexer_.advance();
-        index += static_cast<uint32_t>(component);
-      }
-      first.register_base = true;
-      first.index = index;
-    } else {
-      first = symbol(name, line);
-    }
-    first.kind = OperandKind::kAddress;
-    first.offset = parse_offset(lexer_);
-  } else if (starts_constant(t)) {
-    first = constant();
-    if (first.kind != OperandKind::kImmediate) lexer_.fail("Address must be an integer");
-    first.kind = OperandKind::kAddress;
-  } else {
-    lexer_.fail_here();
-  }
-  if (lexer_.accept(']')) return first;
-  // [texture, sampler, {x, y}] and the like.
-  std::vector<Operand> elements{first};
-  while (lexer_.accept(',')) {
-    elements.push_back(operand(depth + 1));
-    if (elements.size() > kMaxOperands) lexer_.fail("Address has too many parts");
-  }
-  lexer_.expect(']');
-  return group(OperandKind::kBracket, elements);
-}
-
-Operand BodyParser::register_operand(uint32_t index) {
-  Operand o;
-  o.kind = OperandKind::kRegister;
-  o.index = index;
-  return o;
-}
-
-void BodyParser::note_symbol(const Operand& o) {
-  auto add_once = [](std::vector<uint32_t>& list, uint32_t value) {
-    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
-  };
-  if (o.symbol == SymbolKind::kFunction) add_once(body_->callees, o.index);
-  if (o.symbol == SymbolKind::kVariable &&
-      program_.variable(o.index).space == Space::kShared)
-    add_once(body_->shared_variables, o.index);
-}
-
-Operand BodyParser::symbol(std::string_view name, uint32_t line) {
-  Operand o;
-  o.kind = OperandKind::kSymbol;
-  uint32_t unused = 0;
-  if (const Binding* b = find(name, &unused)) {
-    o.index = b->index;
-    switch (b->kind) {
-      case BindingKind::kLocal: o.symbol = SymbolKind::kLocal; break;
-      case BindingKind::kParameter: o.symbol = SymbolKind::kParameter; break;
-      case BindingKind::kReturn: o.symbol = SymbolKind::kReturn; break;
-      case BindingKind::kVariable: o.symbol = SymbolKind::kVariable; break;
-      default: throw ParseError{line, "'" + printable(name) + "' is a register"};
-    }
-  } else if (const LinkedProgram::Symbol* s = program_.find_symbol(function_.unit, name)) {
-    o.symbol = s->kind;
-    o.index = s->index;
-  } else {
-    throw ParseError{line, "Unknown symbol '" + printable(name) + "'"};
-  }
-  note_symbol(o);
-  return o;
-}
-
-Operand BodyParser::name_operand(int depth) {
-  const Token& t = lexer_.token();
-  const uint32_t line = t.line;
-  const std::string_view name = t.text;
-  lexer_.advance();
-  Operand o;
-  uint32_t index = kNoIndex;
-  if (name == "_") {
-    o.kind = OperandKind::kSink;
-  } else if (const Binding* b = find(name, &index);
-             b && (b->kind == BindingKind::kRegister || b->kind == BindingKind::kNumbered)) {
-    o = register_operand(index);
-    if (b->vector_width > 1) {
-      if (t.kind == TokenKind::kDot) {
-        const int component = component_named(t.text);
-        if (component < 0 || component >= b->vector_width) lexer_.fail_here();
-        o.index += static_cast<uint32_t>(component);
-        lexer_.advance();
-      } else {
-        std::vector<Operand> elements;
-        for (uint32_t i = 0; i < b->vector_width; ++i)
-          elements.push_back(register_operand(index + i));
-        o = group(OperandKind::kVector, elements);
-      }
-    } else if (t.kind == TokenKind::kDot) {
-      o.selector = selector_named(t.text);
-      if (o.selector == Selector::kNone) lexer_.fail_here();
-      lexer_.advance();
-    }
-  } else if (auto special = b ? std::nullopt : special_named(name)) {
-    o.kind = OperandKind::kSpecial;
-    o.index = static_cast<uint32_t>(special->reg);
-    if (special->vector && t.kind == TokenKind::kDot) {
-      const int component = component_named(t.text);
-      if (component < 0) lexer_.fail_here();
-      o.component = static_cast<uint8_t>(component);
-      lexer_.advance();
-    } else if (!special->vector) {
-      o.component = 0;
-    }
-  } else {
-    o = symbol(name, line);
-    o.offset = parse_offset(lexer_);
-    return o;
-  }
-  if (depth <= 1 && t.is('|')) {
-    lexer_.advance();
-    std::vector<Operand> elements{o, operand(depth + 2)};
-    for (const Operand& e : elements)
-      if (e.kind != OperandKind::kRegister && e.kind != OperandKind::kSink) lexer_.fail_here();
-    return group(OperandKind::kPair, elements);
-  }
-  return o;
 }
 
 }  // namespace gpupool::simgpu::ptx

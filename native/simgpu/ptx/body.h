@@ -14,6 +14,7 @@
 
 namespace gpupool::simgpu::ptx {
 
+constexpr size_t kMaxOperands = 4096;   // of one instruction or group
 constexpr int kLastKnownVersion = 900;  // PTX 9.0: every opcode up to here is in opcodes.inc
 
 class BodyParser {
@@ -32,9 +33,9 @@ class BodyParser {
   struct Binding {
     BindingKind kind;
     uint8_t vector_width = 1;
-    uint32_t index = 0;   // first register, local, parameter ...
-    uint32_t count = 1;   // kNumbered
-    uint32_t scope = 0;   // depth
+    uint32_t index = 0;  // first register, local, parameter ...
+    uint32_t count = 1;  // kNumbered
+    uint32_t scope = 0;  // depth
     uint32_t shadowed = kNoIndex;
   };
   enum class LabelKind : uint8_t { kInstruction, kBranchTable, kCallTable, kPrototype };
@@ -45,9 +46,9 @@ class BodyParser {
   struct LabelUse {
     std::string_view name;
     uint32_t line;
-    uint32_t operand;               // index into operands, or
-    uint32_t table = kNoIndex;      // a branch table and
-    uint32_t entry = 0;             // its entry
+    uint32_t operand;           // index into operands, or
+    uint32_t table = kNoIndex;  // a branch table and
+    uint32_t entry = 0;         // its entry
   };
   struct Undo {
     std::string_view name;

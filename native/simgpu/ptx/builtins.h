@@ -20,8 +20,8 @@ using ReadDevice = std::function<bool(uint64_t address, void* to, uint64_t bytes
 
 struct PrintfResult {
   std::string text;
-  int arguments = 0;       // what the device's printf returns; -1: format isn't readable
-  bool fault = false;      // format or arguments aren't readable
+  int arguments = 0;   // what the device's printf returns; -1: format isn't readable
+  bool fault = false;  // format or arguments aren't readable
   uint64_t fault_address = 0;
 };
 
@@ -57,9 +57,9 @@ class DeviceHeap {
   const uint64_t capacity_;
   mutable std::mutex mutex_;
   uint64_t arena_ = 0;
-  std::map<uint64_t, uint64_t> blocks_;                 // address -> bytes
-  std::map<uint64_t, uint64_t> holes_;                  // address -> bytes
-  std::multimap<uint64_t, uint64_t> holes_by_size_;     // bytes -> address
+  std::map<uint64_t, uint64_t> blocks_;              // address -> bytes
+  std::map<uint64_t, uint64_t> holes_;               // address -> bytes
+  std::multimap<uint64_t, uint64_t> holes_by_size_;  // bytes -> address
   uint64_t used_ = 0;
 
   void add_hole(uint64_t begin, uint64_t bytes);

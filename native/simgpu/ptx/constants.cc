@@ -19,13 +19,23 @@ Operator binary_operator(const Token& t) {
   const char a = t.punct, b = t.punct2;
   if (b == 0) {
     switch (a) {
-      case '*': case '/': return {10, a, b};
-      case '+': case '-': return {9, a, b};
-      case '<': case '>': return {7, a, b};
-      case '&': return {5, a, b};
-      case '^': return {4, a, b};
-      case '|': return {3, a, b};
-      default: return {0, 0, 0};
+      case '*':
+      case '/':
+        return {10, a, b};
+      case '+':
+      case '-':
+        return {9, a, b};
+      case '<':
+      case '>':
+        return {7, a, b};
+      case '&':
+        return {5, a, b};
+      case '^':
+        return {4, a, b};
+      case '|':
+        return {3, a, b};
+      default:
+        return {0, 0, 0};
     }
   }
   if ((a == '<' && b == '<') || (a == '>' && b == '>')) return {8, a, b};
@@ -70,9 +80,16 @@ class Parser {
       lexer_.advance();
       Constant c = unary(depth + 1);
       switch (c.kind) {
-        case Constant::Kind::kInteger: c.bits = 0 - c.bits; c.is_unsigned = false; break;
-        case Constant::Kind::kFloat32: c.bits ^= 0x80000000u; break;
-        case Constant::Kind::kFloat64: c.bits ^= 0x8000000000000000ull; break;
+        case Constant::Kind::kInteger:
+          c.bits = 0 - c.bits;
+          c.is_unsigned = false;
+          break;
+        case Constant::Kind::kFloat32:
+          c.bits ^= 0x80000000u;
+          break;
+        case Constant::Kind::kFloat64:
+          c.bits ^= 0x8000000000000000ull;
+          break;
       }
       return c;
     }
@@ -114,14 +131,21 @@ class Parser {
     const Token& t = lexer_.token();
     Constant c;
     switch (t.kind) {
-      case TokenKind::kInteger: c = {Constant::Kind::kInteger, t.is_unsigned, t.bits}; break;
-      case TokenKind::kFloat32: c = {Constant::Kind::kFloat32, false, t.bits}; break;
-      case TokenKind::kFloat64: c = {Constant::Kind::kFloat64, false, t.bits}; break;
+      case TokenKind::kInteger:
+        c = {Constant::Kind::kInteger, t.is_unsigned, t.bits};
+        break;
+      case TokenKind::kFloat32:
+        c = {Constant::Kind::kFloat32, false, t.bits};
+        break;
+      case TokenKind::kFloat64:
+        c = {Constant::Kind::kFloat64, false, t.bits};
+        break;
       case TokenKind::kWord:
         if (t.text != "WARP_SZ") lexer_.fail_here();
         c = {Constant::Kind::kInteger, false, 32};
         break;
-      default: lexer_.fail_here();
+      default:
+        lexer_.fail_here();
     }
     lexer_.advance();
     return c;
@@ -140,8 +164,10 @@ class Parser {
 
   static double to_double(const Constant& c) {
     switch (c.kind) {
-      case Constant::Kind::kFloat32: return std::bit_cast<float>(static_cast<uint32_t>(c.bits));
-      case Constant::Kind::kFloat64: return std::bit_cast<double>(c.bits);
+      case Constant::Kind::kFloat32:
+        return std::bit_cast<float>(static_cast<uint32_t>(c.bits));
+      case Constant::Kind::kFloat64:
+        return std::bit_cast<double>(c.bits);
       default:
         return c.is_unsigned ? static_cast<double>(c.bits)
                              : static_cast<double>(static_cast<int64_t>(c.bits));
@@ -154,11 +180,20 @@ class Parser {
       double v = 0;
       if (op.b != 0) lexer_.fail("Integer constant expression expected");
       switch (op.a) {
-        case '+': v = a + b; break;
-        case '-': v = a - b; break;
-        case '*': v = a * b; break;
-        case '/': v = a / b; break;
-        default: lexer_.fail("Integer constant expression expected");
+        case '+':
+          v = a + b;
+          break;
+        case '-':
+          v = a - b;
+          break;
+        case '*':
+          v = a * b;
+          break;
+        case '/':
+          v = a / b;
+          break;
+        default:
+          lexer_.fail("Integer constant expression expected");
       }
       return {Constant::Kind::kFloat64, false, std::bit_cast<uint64_t>(v)};
     }
@@ -169,15 +204,24 @@ class Parser {
     auto boolean = [](bool v) { return Constant{Constant::Kind::kInteger, false, v ? 1u : 0u}; };
     if (op.b == 0) {
       switch (op.a) {
-        case '+': return result(a + b);
-        case '-': return result(a - b);
-        case '*': return result(a * b);
-        case '&': return result(a & b);
-        case '^': return result(a ^ b);
-        case '|': return result(a | b);
-        case '<': return boolean(u ? a < b : sa < sb);
-        case '>': return boolean(u ? a > b : sa > sb);
-        default: break;
+        case '+':
+          return result(a + b);
+        case '-':
+          return result(a - b);
+        case '*':
+          return result(a * b);
+        case '&':
+          return result(a & b);
+        case '^':
+          return result(a ^ b);
+        case '|':
+          return result(a | b);
+        case '<':
+          return boolean(u ? a < b : sa < sb);
+        case '>':
+          return boolean(u ? a > b : sa > sb);
+        default:
+          break;
       }
       if (b == 0) lexer_.fail("Division by zero in a constant expression");
       const bool divide = op.a == '/';
@@ -193,10 +237,14 @@ class Parser {
         if (op.b == '=') return boolean(u ? a >= b : sa >= sb);
         if (l.is_unsigned) return {Constant::Kind::kInteger, true, b > 63 ? 0 : a >> b};
         return {Constant::Kind::kInteger, false, static_cast<uint64_t>(sa >> (b > 63 ? 63 : b))};
-      case '=': return boolean(a == b);
-      case '!': return boolean(a != b);
-      case '&': return boolean(a && b);
-      default: return boolean(a || b);
+      case '=':
+        return boolean(a == b);
+      case '!':
+        return boolean(a != b);
+      case '&':
+        return boolean(a && b);
+      default:
+        return boolean(a || b);
     }
   }
 
@@ -207,10 +255,16 @@ class Parser {
 
 bool starts_constant(const Token& t) {
   switch (t.kind) {
-    case TokenKind::kInteger: case TokenKind::kFloat32: case TokenKind::kFloat64: return true;
-    case TokenKind::kWord: return t.text == "WARP_SZ";
-    case TokenKind::kPunct: return t.is('-') || t.is('+') || t.is('~') || t.is('!') || t.is('(');
-    default: return false;
+    case TokenKind::kInteger:
+    case TokenKind::kFloat32:
+    case TokenKind::kFloat64:
+      return true;
+    case TokenKind::kWord:
+      return t.text == "WARP_SZ";
+    case TokenKind::kPunct:
+      return t.is('-') || t.is('+') || t.is('~') || t.is('!') || t.is('(');
+    default:
+      return false;
   }
 }
 

@@ -19,6 +19,9 @@ std::unique_ptr<Unit> parse_unit(std::string file, std::string text);
 void parse_variables(Lexer& lexer, Space space, Linkage linkage,
                      std::vector<VariableDeclaration>* out);
 
+// What follows "=": fills image and symbols. Returns the number of elements given.
+uint64_t parse_initialiser(Lexer& lexer, VariableDeclaration* variable);
+
 // "(.param .b32 a, ...)"; an absent list is an empty one. Offsets are filled.
 std::vector<Parameter> parse_parameters(Lexer& lexer);
 

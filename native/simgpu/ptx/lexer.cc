@@ -181,8 +181,7 @@ void Lexer::lex_number(Token* token) {
       size_t stop = at_;
       while (stop < end_ && (class_of(text_[stop]) & kName)) ++stop;
       throw ParseError{line_, "Parsing error near '" +
-                                  printable(text_.substr(begin, stop - begin)) +
-                                  "': not a number"};
+                                  printable(text_.substr(begin, stop - begin)) + "': not a number"};
     }
   };
   const char c1 = at_ + 1 < end_ ? text_[at_ + 1] : '\0';

@@ -9,9 +9,9 @@
 namespace gpupool::simgpu::ptx {
 namespace {
 
-constexpr int kMaxVersion = 909;                       // 100 * major + minor
+constexpr int kMaxVersion = 909;  // 100 * major + minor
 constexpr uint64_t kMaxConstantBytes = 64 * 1024;
-constexpr size_t kEagerTextBytes = 1024 * 1024;        // larger texts: bodies on first use only
+constexpr size_t kEagerTextBytes = 1024 * 1024;  // larger texts: bodies on first use only
 constexpr size_t kMaxErrors = 50;
 
 struct BuiltinName {
@@ -130,7 +130,7 @@ class Linker {
     Linkage linkage = Linkage::kStatic;  // of the definition, or of the declarations
     size_t declaration = 0;              // the definition, or the first declaration
     bool defined = false;
-    bool wins = false;                   // defined, and not displaced by another unit's definition
+    bool wins = false;  // defined, and not displaced by another unit's definition
   };
   struct Winner {
     size_t unit;
@@ -168,9 +168,9 @@ class Linker {
     const std::string target = "sm_" + std::to_string(unit->target) + unit->target_suffix;
     if (unit->target > capability) {
       return error(LoadStatus::kInvalidPtx, file, 0,
-                   "SM version specified by .target (" + target + ") is higher than the device's (" +
-                       std::to_string(device_.cc_major) + "." + std::to_string(device_.cc_minor) +
-                       ")");
+                   "SM version specified by .target (" + target +
+                       ") is higher than the device's (" + std::to_string(device_.cc_major) + "." +
+                       std::to_string(device_.cc_minor) + ")");
     }
     if ((unit->target_suffix == "a" && unit->target != capability) ||
         (unit->target_suffix == "f" && unit->target / 10 != device_.cc_major)) {
@@ -217,7 +217,8 @@ class Linker {
       for (size_t i = 0; i < unit.variables.size(); ++i) {
         const VariableDeclaration& v = unit.variables[i];
         if (v.unsized && v.linkage != Linkage::kExtern && v.space != Space::kShared)
-          error(LoadStatus::kInvalidPtx, unit.file, v.line, "Variable '" + v.name + "' has no size");
+          error(LoadStatus::kInvalidPtx, unit.file, v.line,
+                "Variable '" + v.name + "' has no size");
         add(v.name, false, i, false, v.linkage, v.linkage != Linkage::kExtern, v.line);
       }
     }
@@ -256,7 +257,8 @@ class Linker {
         bool better = name.linkage == Linkage::kVisible;
         if (name.linkage == Linkage::kCommon && other.linkage == Linkage::kCommon) {
           // The largest of the common ones.
-          better = declared_variable(u, name).bytes > declared_variable(other.unit, other_name).bytes;
+          better =
+              declared_variable(u, name).bytes > declared_variable(other.unit, other_name).bytes;
         }
         if (better) {
           other_name.wins = false;
@@ -307,12 +309,12 @@ class Linker {
         const Name& name = names_[u][*text];
         if (name.is_function || !name.wins) continue;
         const VariableDeclaration& d = declared_variable(u, name);
-        Variable v{d.name,    d.space, d.type, name.linkage, d.bytes, d.alignment, d.unsized,
-                   d.managed, 0,       static_cast<int>(u)};
+        Variable v{d.name,    d.space,   d.type, name.linkage,       d.bytes, d.alignment,
+                   d.unsized, d.managed, 0,      static_cast<int>(u)};
         if (!program_->allocate(&v)) {
           return error(LoadStatus::kOutOfMemory, program_->units_[u]->file, d.line,
-                       "Out of memory for variable '" + d.name + "' of " +
-                           std::to_string(d.bytes) + " bytes");
+                       "Out of memory for variable '" + d.name + "' of " + std::to_string(d.bytes) +
+                           " bytes");
         }
         publish(u, *text, name, add_variable(std::move(v)));
         defined_variables_.push_back({u, &d});
@@ -419,8 +421,8 @@ class Linker {
     const Unit& unit = *program_->units_[u];
     const VariableDeclaration& d = declared_variable(u, name);
     if (d.space == Space::kShared && d.unsized) {  // dynamic shared memory
-      Variable v{d.name, d.space, d.type, Linkage::kExtern, 0,
-                 d.alignment, true, false, 0, static_cast<int>(u)};
+      Variable v{d.name, d.space, d.type, Linkage::kExtern,   0, d.alignment,
+                 true,   false,   0,      static_cast<int>(u)};
       program_->unit_symbols_[u][text] = add_variable(std::move(v));
       return;
     }
@@ -444,8 +446,7 @@ class Linker {
   void initialise() {
     for (size_t i = 0; i < defined_variables_.size(); ++i) {
       auto [u, declaration] = defined_variables_[i];
-      const std::string message =
-          program_->initialise(program_->variables_[i], *declaration);
+      const std::string message = program_->initialise(program_->variables_[i], *declaration);
       if (!message.empty())
         error(LoadStatus::kInvalidPtx, program_->units_[u]->file, declaration->line, message);
     }

@@ -9,9 +9,9 @@ namespace gpupool::simgpu::ptx {
 namespace {
 
 constexpr size_t kMaxString = 64 * 1024;
-constexpr int kMaxField = 4096;        // of widths and precisions
-constexpr size_t kMaxText = 1 << 20;   // of one call's output: the size of the default buffer
-constexpr int kMaxArguments = 32;      // CUDA's own limit
+constexpr int kMaxField = 4096;       // of widths and precisions
+constexpr size_t kMaxText = 1 << 20;  // of one call's output: the size of the default buffer
+constexpr int kMaxArguments = 32;     // CUDA's own limit
 
 // One conversion specification, as it is handed to snprintf.
 struct Conversion {
@@ -120,17 +120,23 @@ class Formatter {
         c.length = Conversion::kLong;
         if (peek() == 'l') ++i;
         break;
-      case 'L': case 'q': case 'j': case 'z': case 't':
+      case 'L':
+      case 'q':
+      case 'j':
+      case 'z':
+      case 't':
         c.length = Conversion::kLong;
         ++i;
         break;
-      default: break;
+      default:
+        break;
     }
     c.letter = peek();
     ++i;
     std::string& out = result_.text;
     switch (c.letter) {
-      case 'd': case 'i': {
+      case 'd':
+      case 'i': {
         int64_t v = static_cast<int64_t>(argument(c.length == Conversion::kLong ? 8 : 4));
         if (c.length == Conversion::kNone) v = static_cast<int32_t>(v);
         if (c.length == Conversion::kShort) v = static_cast<int16_t>(v);
@@ -138,7 +144,10 @@ class Formatter {
         append(&out, c.pattern("ll"), static_cast<long long>(v));
         break;
       }
-      case 'u': case 'x': case 'X': case 'o': {
+      case 'u':
+      case 'x':
+      case 'X':
+      case 'o': {
         uint64_t v = argument(c.length == Conversion::kLong ? 8 : 4);
         if (c.length == Conversion::kShort) v = static_cast<uint16_t>(v);
         if (c.length == Conversion::kChar) v = static_cast<uint8_t>(v);
@@ -156,8 +165,17 @@ class Formatter {
         }
         break;
       }
-      case 'p': append(&out, c.pattern(""), reinterpret_cast<void*>(argument(8))); break;
-      case 'f': case 'F': case 'e': case 'E': case 'g': case 'G': case 'a': case 'A': {
+      case 'p':
+        append(&out, c.pattern(""), reinterpret_cast<void*>(argument(8)));
+        break;
+      case 'f':
+      case 'F':
+      case 'e':
+      case 'E':
+      case 'g':
+      case 'G':
+      case 'a':
+      case 'A': {
         const uint64_t bits = argument(8);
         double d;
         memcpy(&d, &bits, sizeof d);
@@ -178,7 +196,8 @@ class Formatter {
         append(&out, c.pattern(""), s.c_str());
         break;
       }
-      default: return 0;
+      default:
+        return 0;
     }
     return i - begin;
   }
@@ -260,9 +279,9 @@ std::string assert_message(const ReadDevice& read, uint64_t message, uint64_t fi
     return "[" + std::to_string(v[0]) + "," + std::to_string(v[1]) + "," + std::to_string(v[2]) +
            "]";
   };
-  return text(file) + ":" + std::to_string(line) + ": " + text(function) + ": block: " +
-         triple(block) + ", thread: " + triple(thread) + " Assertion `" + text(message) +
-         "` failed.\n";
+  return text(file) + ":" + std::to_string(line) + ": " + text(function) +
+         ": block: " + triple(block) + ", thread: " + triple(thread) + " Assertion `" +
+         text(message) + "` failed.\n";
 }
 
 }  // namespace gpupool::simgpu::ptx

@@ -164,8 +164,7 @@ std::string LinkedProgram::initialise(const Variable& v, const VariableDeclarati
     value += static_cast<uint64_t>(s.offset);
     if (s.mask != 0) value = (value & s.mask) >> std::countr_zero(s.mask);
     const uint32_t bytes = std::min(s.bytes, 8u);
-    if (s.mask == 0 && bytes < 8)
-      return "An address doesn't fit an element of '" + v.name + "'";
+    if (s.mask == 0 && bytes < 8) return "An address doesn't fit an element of '" + v.name + "'";
     if (v.address == 0 || s.position + bytes > v.bytes) continue;
     memcpy(reinterpret_cast<void*>(v.address + s.position), &value, bytes);
   }

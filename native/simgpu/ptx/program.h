@@ -29,16 +29,16 @@ namespace gpupool::simgpu::ptx {
 // Functions that every program may call without defining them.
 enum class Builtin : uint8_t {
   kNone,
-  kVprintf,                   // (.b64 format, .b64 arguments) -> .b32
-  kMalloc,                    // (.b64 bytes) -> .b64
-  kFree,                      // (.b64 address)
-  kAssertFail,                // (.b64 message, .b64 file, .b32 line, .b64 function, .b64 charSize)
-  kCgGetIntrinsicHandle,      // (.b32 scope) -> .b64
-  kCgSynchronize,             // (.b64 handle, .b32 flags) -> .b32
-  kCgSynchronizeGrid,         // (.b64 handle, .b32 flags) -> .b32
-  kCgGetSize,                 // (.b64 numThreads*, .b64 numGrids*, .b64 handle) -> .b32
-  kCgGetRank,                 // (.b64 threadRank*, .b64 gridRank*, .b64 handle) -> .b32
-  kOther,                     // a known name of the device runtime that isn't carried out
+  kVprintf,               // (.b64 format, .b64 arguments) -> .b32
+  kMalloc,                // (.b64 bytes) -> .b64
+  kFree,                  // (.b64 address)
+  kAssertFail,            // (.b64 message, .b64 file, .b32 line, .b64 function, .b64 charSize)
+  kCgGetIntrinsicHandle,  // (.b32 scope) -> .b64
+  kCgSynchronize,         // (.b64 handle, .b32 flags) -> .b32
+  kCgSynchronizeGrid,     // (.b64 handle, .b32 flags) -> .b32
+  kCgGetSize,             // (.b64 numThreads*, .b64 numGrids*, .b64 handle) -> .b32
+  kCgGetRank,             // (.b64 threadRank*, .b64 gridRank*, .b64 handle) -> .b32
+  kOther,                 // a known name of the device runtime that isn't carried out
 };
 
 struct Function {
@@ -47,26 +47,26 @@ struct Function {
   bool noreturn = false;
   Builtin builtin = Builtin::kNone;  // set when no unit defines it
   std::vector<Parameter> parameters, returns;
-  uint32_t parameter_bytes = 0;      // of .param parameters, natural layout
+  uint32_t parameter_bytes = 0;  // of .param parameters, natural layout
   uint32_t return_bytes = 0;
   uint32_t required_block[3] = {0, 0, 0};
   uint32_t max_block[3] = {0, 0, 0};
   uint32_t max_registers = 0, min_blocks = 0;
   Linkage linkage = Linkage::kStatic;
-  int unit = -1;                     // -1: built-in
-  size_t declaration = 0;            // Unit::functions
+  int unit = -1;           // -1: built-in
+  size_t declaration = 0;  // Unit::functions
 };
 
 struct Variable {
   std::string name;
-  Space space = Space::kNone;        // kGlobal, kConst, kShared, kTex, kLocal (refused by decoders)
+  Space space = Space::kNone;  // kGlobal, kConst, kShared, kTex, kLocal (refused by decoders)
   Type type = Type::kNone;
   Linkage linkage = Linkage::kStatic;
   uint64_t bytes = 0;
   uint32_t alignment = 1;
-  bool unsized = false;              // .extern .shared x[]: begins behind the static ones
+  bool unsized = false;  // .extern .shared x[]: begins behind the static ones
   bool managed = false;
-  uint64_t address = 0;              // kGlobal, kConst: where it lies; 0 when only checked
+  uint64_t address = 0;  // kGlobal, kConst: where it lies; 0 when only checked
   int unit = -1;
 };
 
@@ -76,9 +76,9 @@ struct SharedLayout {
     uint32_t variable = 0;
     uint32_t offset = 0;
   };
-  std::vector<Place> places;         // sorted by variable
-  uint32_t static_bytes = 0;         // dynamic shared memory begins at dynamic_offset
-  uint32_t dynamic_offset = 0;       // static_bytes rounded up to the unsized variables' alignment
+  std::vector<Place> places;    // sorted by variable
+  uint32_t static_bytes = 0;    // dynamic shared memory begins at dynamic_offset
+  uint32_t dynamic_offset = 0;  // static_bytes rounded up to the unsized variables' alignment
   bool uses_dynamic = false;
   uint32_t offset_of(uint32_t variable) const;  // kNoIndex: not reachable from this kernel
 };

@@ -8,9 +8,9 @@
 
 namespace gpupool::simgpu::ptx {
 
-Op op_of(std::string_view text);        // kUnknown if there is no such opcode
-Mod mod_of(std::string_view text);      // without the dot
-Type type_named(std::string_view text); // without the dot; kNone
+Op op_of(std::string_view text);         // kUnknown if there is no such opcode
+Mod mod_of(std::string_view text);       // without the dot
+Type type_named(std::string_view text);  // without the dot; kNone
 Space space_named(std::string_view text);
 
 struct SpecialName {
