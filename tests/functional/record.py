@@ -7,10 +7,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.functional import wire  # noqa: E402
-from tests.functional.pool import Pool  # noqa: E402
-from tests.programs.catalog import Program  # noqa: E402
-from tests.programs.toolchain import Compiler  # noqa: E402
+from tests.functional import wire
+from tests.functional.pool import Pool
+from tests.programs.catalog import Program
+from tests.programs.toolchain import Compiler
 
 GOLDEN = Path(__file__).parent / "golden"
 # PTX only: a recording needs no machine code.

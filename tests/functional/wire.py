@@ -134,7 +134,11 @@ def commands_of(body: bytes) -> list[tuple[int, int, bytes]]:
     """Operation, flags and body of each command of a kCommands frame."""
     found, offset = [], 0
     while offset < len(body):
+        if len(body) - offset < _COMMAND.size:
+            raise struct.error("a command that does not fit")
         size, operation, flags, _bulk, _thread, _context = _COMMAND.unpack_from(body, offset)
+        if size < _COMMAND.size:
+            raise struct.error("a command shorter than its header")
         found.append((operation, flags, body[offset + _COMMAND.size : offset + size]))
         offset += size
     return found

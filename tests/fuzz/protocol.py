@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.protocol [--seed N] [--count N]
 
-Half of the cases change bytes of what a right client sends, the others build commands of existing
-operations with random bodies. A case may end in any answer; the broker has to stay, no worker may
-end by a signal of its own making, and a session that behaves must be served afterwards.
+A case changes bytes of a right handshake, changes a frame of a recorded session, or sends commands
+of existing operations with random bodies. It may end in any answer; the broker has to stay, no
+worker may end by a signal of its own making, and a session that behaves must be served afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
 from tests.functional import wire
-from tests.functional.pool import Pool
+from tests.functional.pool import Pool, wait_for
+from tests.functional.test_golden import GOLDEN, frames_of
 from tests.functional.wire import Closed, Connection, Lease, Refused
 
 OPERATIONS = 100  # numbers up to here are tried; those that are not given out are unknown ones
@@ -126,25 +127,38 @@ def in_a_session(rng: random.Random, lease: Lease, session: bytes) -> None:
                 device.receive_frame()
 
 
+def changed_recording(
+    rng: random.Random, lease: Lease, session: bytes, frames: list[tuple[bytes, list[bytes]]]
+) -> None:
+    """A recorded session with one frame changed: the commands, or what travels beside them."""
+    victim = rng.randrange(len(frames))
+    with wire.open_device(lease, session) as device:
+        device.socket.settimeout(2)
+        for number, (body, bulk) in enumerate(frames):
+            if number == victim and bulk and rng.random() < 0.6:
+                at = rng.randrange(len(bulk))
+                bulk = [mutate(rng, b) if i == at else b for i, b in enumerate(bulk)]
+            elif number == victim:
+                body = mutate(rng, body)
+                body += bytes(-len(body) % 8)
+            device.send(body, bulk)
+            waiting = sum(flags & 1 for _, flags, _ in wire.commands_of(body))
+            while waiting > 0:
+                waiting -= sum(not reply.flags & 1 for reply in device.replies())
+
+
 def crashed(pool: Pool) -> list[str]:
     """Lines of the broker's log and the workers' that tell of a crash."""
-    words = (
-        "SIGSEGV",
-        "SIGBUS",
-        "SIGFPE",
-        "SIGILL",
-        "SIGABRT",
-        "signal 11",
-        "signal 7",
-        "signal 8",
-        "signal 4",
-        "signal 6",
-        "Segmentation",
-        "AddressSanitizer",
-        "runtime error:",
-        "terminate called",
-    )
-    return [line for line in pool.logs().splitlines() if any(word in line for word in words)]
+    words = ("ended by signal", "AddressSanitizer", "runtime error:", "terminate called")
+    lines = pool.broker_log.read_text(errors="replace").splitlines()
+    lines += pool.worker_logs().splitlines()
+    ended_by_broker = ("signal 15", "signal 9")
+    return [
+        line
+        for line in lines
+        if any(word in line for word in words)
+        and not any(signal in line for signal in ended_by_broker)
+    ]
 
 
 def run(
@@ -155,24 +169,31 @@ def run(
     progress: Callable[[int], None] = lambda number: None,
 ) -> None:
     """`count` cases. AssertionError with the case's number when something broke."""
+    recording = frames_of(GOLDEN / f"loop-0.{wire.MINOR}.rec")
     for number in range(count):
         rng = random.Random(f"{seed}.{number}")
         progress(number)
         with contextlib.suppress(*ENDS):
-            if rng.random() < 0.4:
+            kind = rng.random()
+            if kind < 0.3:
                 broken_handshake(rng, lease)
             else:
                 with Connection(lease, timeout=10).open() as session:
-                    in_a_session(rng, lease, session.session)
+                    if kind < 0.65:
+                        in_a_session(rng, lease, session.session)
+                    else:
+                        changed_recording(rng, lease, session.session, recording)
         assert pool.broker is not None and pool.broker.poll() is None, (
             f"seed {seed}, case {number}: the broker ended\n{pool.logs()}"
         )
-        lines = crashed(pool) if number % 20 == 19 or number == count - 1 else []
+        lines = crashed(pool) if number % 20 == 19 else []
         assert not lines, f"seed {seed}, case {number} or shortly before: {lines}"
     # One that behaves is served.
     with Connection(lease).open() as session, wire.open_device(lease, session.session) as device:
         assert wire.create_context(device).status == 0
         assert device.ask(wire.CTX_SYNCHRONIZE, context=1).status == 0
+    wait_for("the end of the sessions", lambda: pool.sessions() == [])
+    assert not crashed(pool), f"seed {seed}: {crashed(pool)}"
 
 
 def main() -> int:
