@@ -86,8 +86,8 @@ macro(gpupool_old_glibc_library target output)
     list(APPEND objects ${object})
   endforeach()
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects)
-  # zig brings its C++ library, built the first time for these options and then cached; with -O2 that
-  # takes seconds, without it minutes. It ends up inside, hidden by the version script.
+  # zig brings its C++ library, built the first time for these options (one to three minutes of one
+  # core) and then cached. It ends up inside, hidden by the version script; -O2: without debug checks.
   add_custom_command(OUTPUT ${output}
     COMMAND ${compiler} -O2 -shared -o ${output} ${objects} ${arg_LIBRARIES} ${link_options} -lpthread -ldl
     DEPENDS ${objects} ${GPUPOOL_EXPORT_MAP} VERBATIM
