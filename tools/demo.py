@@ -101,7 +101,10 @@ def steps(python: str) -> None:
     run_in_slice("a program that uses the driver API", [driver, "5"], "./loop 5")
     run_in_slice("a program made by nvcc, static cudart", [matmul], "./matmul")
     programs = ROOT / "tests" / "programs" / "python"
-    for title, name in (("Numba kernels", "numba_kernels.py"), ("CuPy expressions", "cupy_arrays.py")):
+    for title, name in (
+        ("Numba kernels", "numba_kernels.py"),
+        ("CuPy expressions", "cupy_arrays.py"),
+    ):
         run_in_slice(title, [python, str(programs / name)], f"python {name}")
 
     show_session(driver)
@@ -121,7 +124,7 @@ def steps(python: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs-python", required=True, help="Python that has Numba, CuPy and nvcc")
+    parser.add_argument("--programs-python", required=True, help="has Numba, CuPy and nvcc")
     arguments = parser.parse_args()
     if not os.environ.get("GPUPOOL_CONNECT"):
         print("demo: start it with tools/dev demo", file=sys.stderr)

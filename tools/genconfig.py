@@ -1,4 +1,4 @@
-"""Writes etc/gpupoold/gpupoold.conf.sample from the options' definitions, or checks it (--check)."""
+"""Writes etc/gpupoold/gpupoold.conf.sample from the options' definitions; --check compares."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def main() -> int:
         SAMPLE.write_text(wanted)
         return 0
     found = SAMPLE.read_text() if SAMPLE.is_file() else ""
-    difference = list(difflib.unified_diff(found.splitlines(), wanted.splitlines(), "committed", "generated", lineterm=""))
+    difference = list(
+        difflib.unified_diff(
+            found.splitlines(), wanted.splitlines(), "committed", "generated", lineterm=""
+        )
+    )
     suite = ET.Element("testsuite", name="genconfig")
     case = ET.SubElement(suite, "testcase", classname="genconfig", name="sample configuration")
     if difference:

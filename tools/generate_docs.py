@@ -1,4 +1,4 @@
-"""Writes doc/cuda-coverage.md from the API's description, or checks that it is current (--check)."""
+"""Writes doc/cuda-coverage.md from the API's description; --check compares."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def main() -> int:
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
         ctest += ["--output-junit", arguments.results.resolve()]
     environment = dict(os.environ, UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1")
-    return subprocess.run([str(word) for word in ctest + arguments.ctest], env=environment).returncode
+    return subprocess.run(
+        [str(word) for word in ctest + arguments.ctest], env=environment
+    ).returncode
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def main() -> int:
     results = count(pathlib.Path(sys.argv[1]))
     for name, (passed, failed, skipped) in results.items():
         print(f"  {name:<16} {passed:5} passed {failed:5} failed {skipped:5} skipped")
-    passed, failed, skipped = (sum(column) for column in zip(*results.values(), strict=True)) if results else (0, 0, 0)
+    passed, failed, skipped = (
+        sum(counts[kind] for counts in results.values()) for kind in range(3)
+    )
     line = f"{passed} passed, {failed} failed"
     print(line + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed or not passed else 0
