@@ -109,18 +109,21 @@ def check_cholesky() -> None:
             substitute((5,), (32,), (factor, device_right[half], solution[half], np.int32(SIZE)))
     for stream in streams:
         stream.synchronize()
-    np.testing.assert_allclose(solution.get(), np.linalg.solve(expected[0], right.T).T,
-                               rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        solution.get(), np.linalg.solve(expected[0], right.T).T, rtol=1e-9, atol=1e-12
+    )
 
 
 def check_half() -> None:
-    affine = np.array([(1.5, -7, -1)],
-                      dtype=np.dtype([("scale", "f4"), ("offset", "i2"), ("sign", "i1")],
-                                     align=True))
+    affine = np.array(
+        [(1.5, -7, -1)],
+        dtype=np.dtype([("scale", "f4"), ("offset", "i2"), ("sign", "i1")], align=True),
+    )
     values = np.arange(-300, 300, dtype=np.float16) / np.float16(4)
     out = cupy.empty(values.shape, dtype=np.float16)
-    module.get_function("affine_half")((3,), (256,), (cupy.asarray(values), out, affine[0],
-                                                      np.int32(values.size)))
+    module.get_function("affine_half")(
+        (3,), (256,), (cupy.asarray(values), out, affine[0], np.int32(values.size))
+    )
     expected = (-(values.astype(np.float32) * np.float32(1.5) - 7)).astype(np.float16)
     assert np.array_equal(out.get(), expected)
 

@@ -85,8 +85,9 @@ def warp_sums(values, sums, votes):
         sums[i // cuda.warpsize] = value
 
 
-PARTICLE = np.dtype([("mass", np.float64), ("position", np.float32, (3,)), ("kind", np.int8)],
-                    align=True)
+PARTICLE = np.dtype(
+    [("mass", np.float64), ("position", np.float32, (3,)), ("kind", np.int8)], align=True
+)
 
 
 @cuda.jit
@@ -103,8 +104,9 @@ def advance(particles, energy):
 def check_kmeans() -> None:
     generator = np.random.default_rng(4)
     true_centres = np.array([[0, 0], [5, 5], [-5, 5], [5, -5]], dtype=np.float32)
-    points = (true_centres[generator.integers(0, 4, 3000)]
-              + generator.normal(size=(3000, 2))).astype(np.float32)
+    points = (
+        true_centres[generator.integers(0, 4, 3000)] + generator.normal(size=(3000, 2))
+    ).astype(np.float32)
     centres = points[:CLUSTERS] * 0.5 + true_centres * 0.5
     for _ in range(6):
         labels = cuda.device_array(len(points), dtype=np.int32)
@@ -117,8 +119,9 @@ def check_kmeans() -> None:
         got = labels.copy_to_host()
         assert np.array_equal(got[clear], distances.argmin(axis=1)[clear])
         assert np.array_equal(counts.copy_to_host(), np.bincount(got, minlength=CLUSTERS))
-        means = np.array([points[got == c].astype(np.float64).mean(axis=0)
-                          for c in range(CLUSTERS)])
+        means = np.array(
+            [points[got == c].astype(np.float64).mean(axis=0) for c in range(CLUSTERS)]
+        )
         centres = (sums.copy_to_host() / counts.copy_to_host()[:, None]).astype(np.float32)
         np.testing.assert_allclose(centres, means, rtol=1e-3, atol=1e-3)
     order = np.argsort(((centres[:, None] - true_centres[None]) ** 2).sum(axis=2).argmin(axis=1))
@@ -129,12 +132,17 @@ def check_ufuncs() -> None:
     for dtype in (np.float32, np.float64):
         x = np.linspace(-1, 3, 1001, dtype=dtype)
         t = np.clip(x / dtype(2), 0, 1)
-        np.testing.assert_allclose(smooth_step(x, dtype(2)), t * t * (3 - 2 * t),
-                                   rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            smooth_step(x, dtype(2)), t * t * (3 - 2 * t), rtol=1e-5, atol=1e-6
+        )
     generator = np.random.default_rng(5)
     matrices, vectors = generator.normal(size=(30, 7, 11)), generator.normal(size=(30, 11))
-    np.testing.assert_allclose(matrix_vector(matrices, vectors),
-                               np.einsum("bmn,bn->bm", matrices, vectors), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        matrix_vector(matrices, vectors),
+        np.einsum("bmn,bn->bm", matrices, vectors),
+        rtol=1e-9,
+        atol=1e-12,
+    )
     values = generator.normal(size=5003)
     assert largest(values) == values.max()
 

@@ -7,6 +7,7 @@ import numpy as np
 from numba import boolean, complex128, cuda, float64, int32
 
 SIZE = 24
+WIDTH = SIZE + 1  # a matrix and its right-hand side
 THREADS = 32
 
 
@@ -32,7 +33,7 @@ def largest_in_column(matrix, column):
 def solve(matrices, right, solutions, determinants, singular):
     system = cuda.blockIdx.x
     thread = cuda.threadIdx.x
-    a = cuda.shared.array((SIZE, SIZE + 1), float64)
+    a = cuda.shared.array((SIZE, WIDTH), float64)
     pivot = cuda.shared.array(1, int32)
     failed = cuda.shared.array(1, boolean)
     for row in range(SIZE):
@@ -62,7 +63,7 @@ def solve(matrices, right, solutions, determinants, singular):
         if column < thread < SIZE:
             factor = a[thread, column] / a[column, column]
             a[thread, column] = 0.0
-            for k in range(column + 1, SIZE + 1):
+            for k in range(column + 1, WIDTH):
                 a[thread, k] -= factor * a[column, k]
         cuda.syncthreads()
     if thread == 0:
