@@ -66,12 +66,14 @@ void fill_width(std::byte* row, uint8_t width, Fn fn) {
 
 }  // namespace
 
-void fill_specials(Warp& w, const Frame& frame) {
+void fill_specials(Warp& w, const Frame& frame, bool all) {
   using S = ptx::SpecialRegister;
   Cta& cta = *w.cta;
   const LaunchState& state = cta.state;
   const Launch& launch = state.launch;
   for (const SpecialRow& s : frame.code->specials) {
+    const bool by_block = s.special == S::kCtaid || s.special == S::kClusterid || s.special == S::kSmid;
+    if (!all && !by_block) continue;
     std::byte* row = frame.rows + s.offset;
     const uint32_t c = s.component;
     auto same = [&](uint64_t v) { fill_width(row, s.width, [v](uint32_t) { return v; }); };
@@ -165,9 +167,11 @@ Cta::Cta(LaunchState& s, Worker&) : state(s) {
 
 Cta::~Cta() {
   std::set<Frame*> frames;
-  for (Warp& w : warps)
+  for (Warp& w : warps) {
+    if (w.root) frames.insert(w.root);
     for (Path& p : w.paths)
       for (Frame* f = p.frame; f; f = f->parent) frames.insert(f);
+  }
   for (Frame* f : frames) {
     f->code->give_window(f->rows);
     delete f;
@@ -192,13 +196,15 @@ void Cta::start(uint64_t number, Worker& worker) {
     w.runnable = true;
     w.spin = 0;
     w.paths.clear();
+    const bool fresh = !w.root;
+    if (fresh) w.root = worker.take_frame(code);
+    w.root->lanes = w.existing;
     Path p;
-    p.frame = worker.take_frame(code);
-    p.frame->lanes = w.existing;
+    p.frame = w.root;
     p.ip = code->instructions.data();
     p.mask = w.existing;
     w.paths.push_back(p);
-    fill_specials(w, *p.frame);
+    fill_specials(w, *p.frame, fresh);
   }
 }
 

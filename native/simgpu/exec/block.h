@@ -60,8 +60,8 @@ struct Worker {
   void report();  // adds the counts to the launch's and looks at the limit
 };
 
-// Kernel windows hold rows that only the launch knows.
-void fill_specials(Warp& w, const Frame& frame);
+// Fills the rows that only the launch knows; not `all`: those that differ between blocks.
+void fill_specials(Warp& w, const Frame& frame, bool all);
 
 struct LaunchState {
   LaunchState(const Launch& launch, const DeviceModel& device, MemorySpace& memory,

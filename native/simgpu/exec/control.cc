@@ -70,7 +70,7 @@ const Instruction* park(Warp& w, const Instruction* i, PathState state, uint32_t
 }
 
 void release_frames(Warp& w, Frame* f) {
-  while (f && f->lanes == 0) {
+  while (f && f->lanes == 0 && f != w.root) {
     Frame* parent = f->parent;
     w.worker->give_frame(f);
     f = parent;
@@ -264,7 +264,7 @@ const Instruction* call_function(Warp& w, const Instruction* i) {
     f->lanes = mask;
     f->depth = caller->depth + 1;
     f->local_base = base;
-    fill_specials(w, *f);
+    fill_specials(w, *f, true);
     for (const ParameterCopy& c : site.arguments)
       if (c.callee + c.bytes <= code->frame_bytes)
         copy_local(w, mask, caller->local_base + c.caller, base + c.callee, c.bytes);

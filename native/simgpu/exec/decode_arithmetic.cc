@@ -26,6 +26,8 @@ Type wide_of(Type t) {
     default: return Type::kNone;
   }
 }
+// As half.cc reads them.
+int64_t half_flags(const FloatMode& m) { return m.ftz | m.sat << 1 | m.nan << 2; }
 Round take_round(Modifiers& m, bool* given = nullptr) {
   const Mod r = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp});
   if (given) *given = r != Mod::kUnknown;
@@ -53,7 +55,8 @@ void Decoder::arithmetic(Modifiers& m) {
     return;
   }
   FloatMode mode;
-  mode.round = take_round(m);
+  bool rounded;
+  mode.round = take_round(m, &rounded);
   mode.ftz = m.take(Mod::kFtz);
   mode.sat = m.take(Mod::kSat);
   const Mod part = m.take_any({Mod::kLo, Mod::kHi, Mod::kWide});
@@ -62,10 +65,10 @@ void Decoder::arithmetic(Modifiers& m) {
     if (part != Mod::kUnknown) refuse("a part of a float product");
     const uint32_t a = source(op(1), t), b = source(op(2), t), c = n == 4 ? source(op(3), t) : 0;
     const Handler h = is_half(t) ? set_.half(o, t, mode) : set_.floating(o, t, mode);
-    emit(h, target(op(0), width(t)), a, b, c);
+    emit(h, target(op(0), width(t)), a, b, c).immediate = half_flags(mode);
     return;
   }
-  if (mode.ftz || mode.round != Round::kNearest) refuse("a float modifier with an integer type");
+  if (mode.ftz || rounded) refuse("a float modifier with an integer type");
   integer_arithmetic(m, t, part, mode.sat);
 }
 
@@ -124,7 +127,7 @@ void Decoder::math(Modifiers& m) {
   const uint32_t a = source(op(1), t);
   const Handler h = is_half(t) ? (approx ? set_.half(current_->op, t, mode) : nullptr)
                                : set_.math(current_->op, t, mode, approx);
-  emit(h, target(op(0), width(t)), a);
+  emit(h, target(op(0), width(t)), a).immediate = half_flags(mode);
 }
 
 void Decoder::min_max(Modifiers& m) {
@@ -162,7 +165,7 @@ void Decoder::min_max(Modifiers& m) {
     emit(set_.integer(Op::kMax, t, Mod::kUnknown, false), d, first, constant(4, 0));
     return;
   }
-  emit(h, d, a, b);
+  emit(h, d, a, b).immediate = half_flags(mode);
 }
 
 void Decoder::neg_abs(Modifiers& m) {
@@ -180,7 +183,7 @@ void Decoder::neg_abs(Modifiers& m) {
     refuse("a float modifier with an integer type");
   else
     h = set_.integer(current_->op, t, Mod::kUnknown, false);
-  emit(h, target(op(0), width(t)), a);
+  emit(h, target(op(0), width(t)), a).immediate = half_flags(mode);
 }
 
 void Decoder::logic(Modifiers& m) {
@@ -271,11 +274,15 @@ void Decoder::three_words(Modifiers& m) {
       break;
     default: break;
   }
+  auto fits = [](Type x) { return x == Type::kU32 || x == Type::kS32; };
+  if (o == Op::kVabsdiff2 || o == Op::kVabsdiff4) {
+    mode = m.take_any({Mod::kAdd});
+    if (!fits(m.take_type())) refuse("the result type isn't known here");
+  }
   const Type t = m.take_type();
   Type t2 = Type::kNone;
-  if (o == Op::kDp4a || o == Op::kDp2a) {
+  if (o == Op::kDp4a || o == Op::kDp2a || o == Op::kVabsdiff2 || o == Op::kVabsdiff4) {
     t2 = m.take_type();
-    auto fits = [](Type x) { return x == Type::kU32 || x == Type::kS32; };
     if (!fits(t) || !fits(t2)) refuse("the type isn't known here");
   }
   if (o == Op::kPrmt)
@@ -616,6 +623,15 @@ void Decoder::cvt(Modifiers& m) {
     return;
   }
   const bool half_from = is_half(from), half_to = is_half(to);
+  // To integers: rounded in the float's own type first, then cut.
+  auto rounded = [&](Type type, uint32_t row) {
+    if (rounding == Mod::kRzi) return row;
+    if (rounding != Mod::kRni && rounding != Mod::kRmi && rounding != Mod::kRpi)
+      refuse("the rounding is missing");
+    const uint32_t t = temp(width(type));
+    emit(set_.convert(type, type, rounding, ftz, false), t, row);
+    return t;
+  };
   if (half_from && !(to == Type::kF32 || (to == Type::kF64 && from == Type::kF16))) {
     // By way of f32, which holds every half.
     const uint32_t t = temp(4);
@@ -633,7 +649,8 @@ void Decoder::cvt(Modifiers& m) {
       emit(set_.convert(to, Type::kF32, integral ? Mod::kRn : rounding, false, false), target(d, 2), a);
       return;
     }
-    const Handler h = set_.convert(to, Type::kF32, rounding, ftz, sat);
+    if (!float_to) a = rounded(Type::kF32, a);
+    const Handler h = set_.convert(to, Type::kF32, float_to ? rounding : Mod::kRzi, ftz, sat);
     if (float_to || natural(to) == into) {
       emit(h, target(d, into), a);
     } else {
@@ -645,7 +662,8 @@ void Decoder::cvt(Modifiers& m) {
   }
   if (half_to && !float_from) {  // integers are exact in f64 or overflow the half anyway
     const uint32_t t = temp(8);
-    emit(set_.convert(Type::kF64, from, Mod::kRn, false, sat), t, a);
+    emit(set_.convert(Type::kF64, from, Mod::kRn, false, false), t, a);
+    if (sat) emit(set_.convert(Type::kF64, Type::kF64, Mod::kUnknown, false, true), t, t);
     emit(set_.convert(to, Type::kF64, rounding, ftz, false), target(d, 2), t);
     return;
   }
@@ -656,7 +674,14 @@ void Decoder::cvt(Modifiers& m) {
     emit(set_.convert(to, Type::kF32, rounding, false, false), target(d, 2), t);
     return;
   }
-  const Handler h = set_.convert(to, from, rounding, ftz, sat);
+  if (!float_from && sat) {
+    const uint32_t t = temp(width(to));
+    emit(set_.convert(to, from, rounding, ftz, false), t, a);
+    emit(set_.convert(to, to, Mod::kUnknown, false, true), target(d, into), t);
+    return;
+  }
+  if (!float_to) a = rounded(from, a);
+  const Handler h = set_.convert(to, from, float_to ? rounding : Mod::kRzi, ftz, sat);
   if (float_to || (natural(to) == into && ptx::bytes_of(to) >= 4)) {
     emit(h, target(d, into), a);
     return;

@@ -422,7 +422,9 @@ void Decoder::one() {
     case Op::kPopc: case Op::kClz: case Op::kBrev: case Op::kBfind: case Op::kBfe: case Op::kBfi:
     case Op::kBmsk: case Op::kSzext: bit_field(m); break;
     case Op::kShf: case Op::kPrmt: case Op::kLop3: case Op::kDp4a: case Op::kDp2a: case Op::kSad:
-    case Op::kMul24: case Op::kMad24: case Op::kFns: three_words(m); break;
+    case Op::kMul24: case Op::kMad24: case Op::kFns: case Op::kVabsdiff2: case Op::kVabsdiff4:
+      three_words(m);
+      break;
     case Op::kSetp: setp(m); break;
     case Op::kSet: set(m); break;
     case Op::kSelp: case Op::kSlct: select(m); break;

@@ -159,6 +159,9 @@ struct LaunchHooks {
 std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device, MemorySpace& memory,
                                 const LaunchHooks& hooks, LaunchCounters* counters);
 
+// The largest block that the registers of a multiprocessor allow.
+int threads_for_registers(const KernelInfo& kernel, const DeviceModel& device);
+
 // Blocks of this shape that fit on one multiprocessor (occupancy).
 int blocks_per_multiprocessor(const KernelInfo& kernel, const DeviceModel& device, int threads_per_block,
                               uint64_t dynamic_shared_bytes);

@@ -207,16 +207,25 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
   return state->fault;
 }
 
+// Registers are given to warps in units of 256.
+static uint64_t registers_of_warp(const KernelInfo& kernel) {
+  return (std::max<uint64_t>(kernel.registers, 16) * 32 + 255) / 256 * 256;
+}
+
+int threads_for_registers(const KernelInfo& kernel, const DeviceModel& device) {
+  return static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(device.max_threads_per_block),
+                                             device.registers_per_sm / registers_of_warp(kernel) * 32));
+}
+
 int blocks_per_multiprocessor(const KernelInfo& kernel, const DeviceModel& device,
                               int threads_per_block, uint64_t dynamic_shared_bytes) {
   if (threads_per_block <= 0 || threads_per_block > device.max_threads_per_block) return 0;
   const uint64_t warps = (static_cast<uint64_t>(threads_per_block) + 31) / 32;
   uint64_t blocks = static_cast<uint64_t>(device.max_threads_per_sm) / (warps * 32);
   blocks = std::min<uint64_t>(blocks, static_cast<uint64_t>(device.max_blocks_per_sm));
-  // Registers are given to warps in units of 256, shared memory in units of 128 bytes, of which
-  // the system keeps 1 KiB per block (compute capability 8.0 and above).
-  const uint64_t registers = (std::max<uint64_t>(kernel.registers, 16) * 32 + 255) / 256 * 256 * warps;
-  if (registers) blocks = std::min<uint64_t>(blocks, device.registers_per_sm / registers);
+  blocks = std::min<uint64_t>(blocks, device.registers_per_sm / (registers_of_warp(kernel) * warps));
+  // Shared memory is given in units of 128 bytes; the system keeps 1 KiB per block (compute
+  // capability 8.0 and above).
   uint64_t shared = kernel.static_shared_bytes + dynamic_shared_bytes;
   if (shared > device.shared_per_block_optin) return 0;
   shared = (shared + (device.cc_major >= 8 ? 1024 : 0) + 127) / 128 * 128;

@@ -127,6 +127,7 @@ struct alignas(64) Warp {
   const uint8_t* parameters = nullptr;
   uint32_t parameter_bytes = 0;
   Frame* frame = nullptr;
+  Frame* root = nullptr;     // kept from block to block
   Cta* cta = nullptr;
   Worker* worker = nullptr;
 

@@ -46,7 +46,6 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
   info.static_shared_bytes = shared->static_bytes;
   info.local_bytes = code->entry->local_bytes;
   info.constant_bytes = static_cast<uint32_t>(linked_->constant_bytes());
-  info.registers = std::clamp<uint32_t>(code->entry->live_words, 1, f.max_registers ? f.max_registers : 255);
   uint32_t most = 1;
   for (int k = 0; k < 3; ++k) {
     info.required_block[k] = f.required_block[k];
@@ -55,6 +54,13 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
   }
   info.max_threads_per_block =
       f.required_block[0] || f.max_block[0] ? most : static_cast<uint32_t>(device_.max_threads_per_block);
+  uint32_t registers = f.max_registers ? f.max_registers : 255;
+  if (f.required_block[0] || f.max_block[0]) {
+    // What a kernel declares must be able to run: the compiler keeps to fewer registers for it.
+    const uint32_t lanes = std::max(1u, (most + 31) / 32 * 32) * std::max(1u, f.min_blocks);
+    registers = std::min(registers, std::max(16u, device_.registers_per_sm / lanes / 8 * 8));
+  }
+  info.registers = std::clamp<uint32_t>(code->entry->live_words, 1, registers);
   info.ptx_version = f.unit >= 0 ? linked_->unit(f.unit).target : 0;
   info.binary_version = device_.cc_major * 10 + device_.cc_minor;
   slot.code = std::move(code);

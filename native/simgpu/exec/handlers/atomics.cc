@@ -87,10 +87,10 @@ inline T locked(T* p, T b, T c) {
   }
 }
 
-template <class T, class F, Mod kOp, Resolver kResolve, bool kPlain, bool kResult>
+template <class T, class F, Mod kOp, Kind kKind, bool kPlain, bool kResult>
 Ins atomic(Warp& w, Ins i) {
   Resolved x;
-  if (!kResolve(w, i, sizeof(T), true, x)) return i;
+  if (!(resolve<kKind, uint64_t>(w, i, sizeof(T), true, x))) return i;
   const T* b = row<const T>(w, i->b);
   const T* c = row<const T>(w, i->c);
   T* d = row<T>(w, i->d);
@@ -116,10 +116,10 @@ Ins atomic(Warp& w, Ins i) {
 }
 // 128 bits: exch and cas.
 struct Wide { uint64_t lo, hi; };
-template <Mod kOp, Resolver kResolve>
+template <Mod kOp, Kind kKind>
 Ins atomic_wide(Warp& w, Ins i) {
   Resolved x;
-  if (!kResolve(w, i, 16, true, x)) return i;
+  if (!(resolve<kKind, uint64_t>(w, i, 16, true, x))) return i;
   const Wide* b = row<const Wide>(w, i->b);
   const Wide* c = row<const Wide>(w, i->c);
   Wide* d = row<Wide>(w, i->d);
@@ -141,17 +141,17 @@ Ins atomic_wide(Warp& w, Ins i) {
   return poll(w, i + 1);
 }
 
-template <class T, class F, Mod kOp, Resolver kResolve, bool kPlain>
+template <class T, class F, Mod kOp, Kind kKind, bool kPlain>
 Handler result_form(bool result) {
-  return result ? atomic<T, F, kOp, kResolve, kPlain, true>
-                : atomic<T, F, kOp, kResolve, kPlain, false>;
+  return result ? atomic<T, F, kOp, kKind, kPlain, true>
+                : atomic<T, F, kOp, kKind, kPlain, false>;
 }
 template <class T, class F, Mod kOp>
 Handler access_form(Access access, bool result) {
   switch (access) {
-    case Access::kGlobal: return result_form<T, F, kOp, resolve_global, false>(result);
-    case Access::kShared64: return result_form<T, F, kOp, resolve_shared64, true>(result);
-    case Access::kGeneric: return result_form<T, F, kOp, resolve_generic, false>(result);
+    case Access::kGlobal: return result_form<T, F, kOp, Kind::kGlobal, false>(result);
+    case Access::kShared64: return result_form<T, F, kOp, Kind::kShared, true>(result);
+    case Access::kGeneric: return result_form<T, F, kOp, Kind::kGeneric, false>(result);
     default: return nullptr;  // the decoder widens 32-bit addresses
   }
 }
@@ -188,9 +188,9 @@ Handler bits_form(Access access, Mod op, bool result) {
 template <Mod kOp>
 Handler wide_form(Access access) {
   switch (access) {
-    case Access::kGlobal: return atomic_wide<kOp, resolve_global>;
-    case Access::kShared64: return atomic_wide<kOp, resolve_shared64>;
-    case Access::kGeneric: return atomic_wide<kOp, resolve_generic>;
+    case Access::kGlobal: return atomic_wide<kOp, Kind::kGlobal>;
+    case Access::kShared64: return atomic_wide<kOp, Kind::kShared>;
+    case Access::kGeneric: return atomic_wide<kOp, Kind::kGeneric>;
     default: return nullptr;
   }
 }

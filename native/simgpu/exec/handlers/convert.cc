@@ -55,13 +55,11 @@ inline double to_integral(double x) {
   if constexpr (kRint == Rint::kDown) return __builtin_floor(x);
   return __builtin_ceil(x);
 }
-inline double flush_if(double x) { return x; }
-
-template <class From, class To, Rint kRint, bool kFtz>
+template <class From, class To, bool kFtz>
 struct ToInteger {
   auto operator()(From a) const {
     const double x = in<kFtz>(a);
-    const double r = to_integral<kRint>(x);
+    const double r = __builtin_trunc(x);
     if constexpr (sizeof(To) == 8) {
       constexpr To kNan = To(uint64_t(1) << 63);
       if (x != x) return kNan;
@@ -93,56 +91,47 @@ struct ToInteger {
   }
 };
 
-template <class From, class To, Rint kRint>
-Handler to_integer_ftz(bool ftz) {
+template <class From, class To>
+Handler to_integer(bool ftz) {
   using D = std::conditional_t<sizeof(To) == 8, To, uint32_t>;
   constexpr bool kSlow = sizeof(To) == 8;
   if constexpr (std::is_same_v<From, double>) {
     if (ftz) return nullptr;
-    if constexpr (kSlow) return unary_slow<D, From, ToInteger<From, To, kRint, false>>;
-    return unary<D, From, ToInteger<From, To, kRint, false>>;
+    if constexpr (kSlow) return unary_slow<D, From, ToInteger<From, To, false>>;
+    return unary<D, From, ToInteger<From, To, false>>;
   } else {
     if constexpr (kSlow)
-      return ftz ? unary_slow<D, From, ToInteger<From, To, kRint, true>>
-                 : unary_slow<D, From, ToInteger<From, To, kRint, false>>;
-    return ftz ? unary<D, From, ToInteger<From, To, kRint, true>>
-               : unary<D, From, ToInteger<From, To, kRint, false>>;
-  }
-}
-template <class From, class To>
-Handler to_integer(Mod rounding, bool ftz) {
-  switch (rounding) {
-    case Mod::kRni: return to_integer_ftz<From, To, Rint::kNearest>(ftz);
-    case Mod::kRzi: return to_integer_ftz<From, To, Rint::kZero>(ftz);
-    case Mod::kRmi: return to_integer_ftz<From, To, Rint::kDown>(ftz);
-    case Mod::kRpi: return to_integer_ftz<From, To, Rint::kUp>(ftz);
-    default: return nullptr;
+      return ftz ? unary_slow<D, From, ToInteger<From, To, true>>
+                 : unary_slow<D, From, ToInteger<From, To, false>>;
+    return ftz ? unary<D, From, ToInteger<From, To, true>>
+               : unary<D, From, ToInteger<From, To, false>>;
   }
 }
 template <class From>
-Handler from_float(Type to, Mod rounding, bool ftz) {
+Handler from_float(Type to, bool ftz) {
   switch (to) {
-    case Type::kU8: return to_integer<From, uint8_t>(rounding, ftz);
-    case Type::kS8: return to_integer<From, int8_t>(rounding, ftz);
-    case Type::kU16: return to_integer<From, uint16_t>(rounding, ftz);
-    case Type::kS16: return to_integer<From, int16_t>(rounding, ftz);
-    case Type::kU32: return to_integer<From, uint32_t>(rounding, ftz);
-    case Type::kS32: return to_integer<From, int32_t>(rounding, ftz);
-    case Type::kU64: return to_integer<From, uint64_t>(rounding, ftz);
-    case Type::kS64: return to_integer<From, int64_t>(rounding, ftz);
+    case Type::kU8: return to_integer<From, uint8_t>(ftz);
+    case Type::kS8: return to_integer<From, int8_t>(ftz);
+    case Type::kU16: return to_integer<From, uint16_t>(ftz);
+    case Type::kS16: return to_integer<From, int16_t>(ftz);
+    case Type::kU32: return to_integer<From, uint32_t>(ftz);
+    case Type::kS32: return to_integer<From, int32_t>(ftz);
+    case Type::kU64: return to_integer<From, uint64_t>(ftz);
+    case Type::kS64: return to_integer<From, int64_t>(ftz);
     default: return nullptr;
   }
 }
 
 // ---- integer to float ----
-template <class From, class To, bool kSat> struct FromInteger {
+template <class From, class To> struct FromInteger {
   To operator()(From a) const {
     To r;
     if constexpr (std::is_same_v<From, uint32_t>)
-      r = To(double(int32_t(a ^ 0x80000000u)) + 2147483648.0);  // exact before the last rounding
+      // Exact before the last rounding; but rounding down makes 0 a -0.
+      r = To(__builtin_fabs(double(int32_t(a ^ 0x80000000u)) + 2147483648.0));
     else
       r = To(a);
-    return out<false, kSat>(r);
+    return r;
   }
 };
 bool rounding_of(Mod m, Round* round) {
@@ -154,21 +143,21 @@ bool rounding_of(Mod m, Round* round) {
     default: return false;
   }
 }
-template <class From, class To, bool kSat>
+template <class From, class To>
 Handler from_integer_to(Round round) {
   if constexpr (sizeof(From) == 8)
-    return with_rounding<unary_slow<To, From, FromInteger<From, To, kSat>>>(round);
-  return with_rounding<unary<To, From, FromInteger<From, To, kSat>>>(round);
+    return with_rounding<unary_slow<To, From, FromInteger<From, To>>>(round);
+  return with_rounding<unary<To, From, FromInteger<From, To>>>(round);
 }
-template <class To, bool kSat>
+template <class To>
 Handler from_integer(Type from, Round round) {
   switch (from) {
     case Type::kU8: case Type::kU16: case Type::kU32:
-      return from_integer_to<uint32_t, To, kSat>(round);
+      return from_integer_to<uint32_t, To>(round);
     case Type::kS8: case Type::kS16: case Type::kS32:
-      return from_integer_to<int32_t, To, kSat>(round);
-    case Type::kU64: return from_integer_to<uint64_t, To, kSat>(round);
-    case Type::kS64: return from_integer_to<int64_t, To, kSat>(round);
+      return from_integer_to<int32_t, To>(round);
+    case Type::kU64: return from_integer_to<uint64_t, To>(round);
+    case Type::kS64: return from_integer_to<int64_t, To>(round);
     default: return nullptr;
   }
 }
@@ -288,17 +277,15 @@ Handler convert_handler(Type to, Type from, Mod rounding, bool ftz, bool sat) {
   const bool to_is_float = ptx::is_float(to) || to == Type::kTf32;
   Round round;
   if (from_is_float && !to_is_float) {  // clamping is what the conversion does anyway
-    if (from == Type::kF32) return from_float<float>(to, rounding, ftz);
-    if (from == Type::kF64) return from_float<double>(to, rounding, ftz);
+    if (rounding != Mod::kRzi) return nullptr;  // the decoder rounds before
+    if (from == Type::kF32) return from_float<float>(to, ftz);
+    if (from == Type::kF64) return from_float<double>(to, ftz);
     return nullptr;
   }
   if (!from_is_float && to_is_float) {
-    if (ftz || !rounding_of(rounding, &round)) return nullptr;
-    if (to == Type::kF32)
-      return sat ? from_integer<float, true>(from, round) : from_integer<float, false>(from, round);
-    if (to == Type::kF64)
-      return sat ? from_integer<double, true>(from, round)
-                 : from_integer<double, false>(from, round);
+    if (ftz || sat || !rounding_of(rounding, &round)) return nullptr;  // the decoder clamps after
+    if (to == Type::kF32) return from_integer<float>(from, round);
+    if (to == Type::kF64) return from_integer<double>(from, round);
     return nullptr;
   }
   if (to == Type::kTf32 && from == Type::kF32) {

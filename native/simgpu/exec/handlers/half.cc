@@ -4,21 +4,24 @@
 namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
-template <class H, Op kOp, bool kFtz, bool kSat, bool kNan>
-inline uint16_t compute(uint16_t a, uint16_t b, uint16_t c) {
-  auto flush16 = [](uint16_t h) {
-    return kFtz && (h & H::kExponent) == 0 ? uint16_t(h & 0x8000) : h;
+// Flags in Instruction::immediate.
+constexpr uint32_t kFlagFtz = 1, kFlagSat = 2, kFlagNan = 4;
+
+template <class H, Op kOp>
+inline uint16_t compute(uint32_t flags, uint16_t a, uint16_t b, uint16_t c) {
+  auto flush16 = [flags](uint16_t h) {
+    return (flags & kFlagFtz) && (h & H::kExponent) == 0 ? uint16_t(h & 0x8000) : h;
   };
   a = flush16(a);
-  b = flush16(b);
-  c = flush16(c);
   if constexpr (kOp == Op::kNeg) return a ^ 0x8000;
   if constexpr (kOp == Op::kAbs) return a & 0x7fff;
+  b = flush16(b);
+  c = flush16(c);
   const float fa = H::widen(a), fb = H::widen(b);
   uint16_t r;
   if constexpr (kOp == Op::kMin || kOp == Op::kMax) {
     const bool na = fa != fa, nb = fb != fb;
-    if ((na && nb) || (kNan && (na || nb))) return 0x7fff;
+    if ((na && nb) || ((flags & kFlagNan) && (na || nb))) return 0x7fff;
     if (na) return b;
     if (nb) return a;
     if (fa == fb) return kOp == Op::kMax ? a & b : a | b;
@@ -34,7 +37,7 @@ inline uint16_t compute(uint16_t a, uint16_t b, uint16_t c) {
     r = H::template narrow<Round::kNearest>(to_float_odd(v));
   }
   r = flush16(r);
-  if constexpr (kSat) {
+  if (flags & kFlagSat) {
     const float f = H::widen(r);
     if (!(f > 0)) return 0;
     if (f > 1) return H::kOne;
@@ -42,55 +45,47 @@ inline uint16_t compute(uint16_t a, uint16_t b, uint16_t c) {
   return r;
 }
 
-template <class H, Op kOp, bool kFtz, bool kSat, bool kNan>
+template <class H, Op kOp>
 Ins scalar(Warp& w, Ins i) {
-  each_lane<uint16_t>(w, i->d, compute<H, kOp, kFtz, kSat, kNan>, row<const uint16_t>(w, i->a),
-                      row<const uint16_t>(w, i->b), row<const uint16_t>(w, i->c));
+  const uint32_t flags = uint32_t(i->immediate);
+  each_lane<uint16_t>(
+      w, i->d,
+      [flags](uint16_t a, uint16_t b, uint16_t c) { return compute<H, kOp>(flags, a, b, c); },
+      row<const uint16_t>(w, i->a), row<const uint16_t>(w, i->b), row<const uint16_t>(w, i->c));
   return i + 1;
 }
-template <class H, Op kOp, bool kFtz, bool kSat, bool kNan>
+template <class H, Op kOp>
 Ins packed(Warp& w, Ins i) {
-  auto both = [](uint32_t a, uint32_t b, uint32_t c) -> uint32_t {
-    const uint32_t lo =
-        compute<H, kOp, kFtz, kSat, kNan>(uint16_t(a), uint16_t(b), uint16_t(c));
-    const uint32_t hi =
-        compute<H, kOp, kFtz, kSat, kNan>(uint16_t(a >> 16), uint16_t(b >> 16), uint16_t(c >> 16));
-    return lo | hi << 16;
+  const uint32_t flags = uint32_t(i->immediate);
+  auto both = [flags](uint32_t a, uint32_t b, uint32_t c) -> uint32_t {
+    uint32_t r = 0;
+    for (int shift = 0; shift < 32; shift += 16)
+      r |= uint32_t(compute<H, kOp>(flags, uint16_t(a >> shift), uint16_t(b >> shift),
+                                    uint16_t(c >> shift)))
+           << shift;
+    return r;
   };
   each_lane<uint32_t>(w, i->d, both, row<const uint32_t>(w, i->a), row<const uint32_t>(w, i->b),
                       row<const uint32_t>(w, i->c));
   return i + 1;
 }
-template <class H, Op kOp, bool kFtz, bool kSat, bool kNan>
+template <class H, Op kOp>
 Handler form(bool two) {
-  return two ? packed<H, kOp, kFtz, kSat, kNan> : scalar<H, kOp, kFtz, kSat, kNan>;
-}
-template <class H, Op kOp>
-Handler arithmetic(bool two, FloatMode mode) {
-  if (mode.ftz)
-    return mode.sat ? form<H, kOp, true, true, false>(two) : form<H, kOp, true, false, false>(two);
-  return mode.sat ? form<H, kOp, false, true, false>(two) : form<H, kOp, false, false, false>(two);
-}
-template <class H, Op kOp>
-Handler other(bool two, FloatMode mode) {
-  if (mode.sat) return nullptr;
-  if (mode.ftz)
-    return mode.nan ? form<H, kOp, true, false, true>(two) : form<H, kOp, true, false, false>(two);
-  return mode.nan ? form<H, kOp, false, false, true>(two) : form<H, kOp, false, false, false>(two);
+  return two ? packed<H, kOp> : scalar<H, kOp>;
 }
 template <class H>
-Handler pick(Op op, bool two, FloatMode mode) {
+Handler pick(Op op, bool two) {
   switch (op) {
-    case Op::kAdd: return arithmetic<H, Op::kAdd>(two, mode);
-    case Op::kSub: return arithmetic<H, Op::kSub>(two, mode);
-    case Op::kMul: return arithmetic<H, Op::kMul>(two, mode);
-    case Op::kFma: return arithmetic<H, Op::kFma>(two, mode);
-    case Op::kMin: return other<H, Op::kMin>(two, mode);
-    case Op::kMax: return other<H, Op::kMax>(two, mode);
-    case Op::kNeg: return other<H, Op::kNeg>(two, mode);
-    case Op::kAbs: return other<H, Op::kAbs>(two, mode);
-    case Op::kEx2: return other<H, Op::kEx2>(two, mode);
-    case Op::kTanh: return other<H, Op::kTanh>(two, mode);
+    case Op::kAdd: return form<H, Op::kAdd>(two);
+    case Op::kSub: return form<H, Op::kSub>(two);
+    case Op::kMul: return form<H, Op::kMul>(two);
+    case Op::kFma: return form<H, Op::kFma>(two);
+    case Op::kMin: return form<H, Op::kMin>(two);
+    case Op::kMax: return form<H, Op::kMax>(two);
+    case Op::kNeg: return form<H, Op::kNeg>(two);
+    case Op::kAbs: return form<H, Op::kAbs>(two);
+    case Op::kEx2: return form<H, Op::kEx2>(two);
+    case Op::kTanh: return form<H, Op::kTanh>(two);
     default: return nullptr;
   }
 }
@@ -98,12 +93,16 @@ Handler pick(Op op, bool two, FloatMode mode) {
 }  // namespace
 
 Handler half_handler(Op op, Type type, FloatMode mode) {
-  if (mode.round != Round::kNearest || mode.xorsign) return nullptr;
+  const bool extreme = op == Op::kMin || op == Op::kMax;
+  const bool computes = op == Op::kAdd || op == Op::kSub || op == Op::kMul || op == Op::kFma;
+  if (mode.round != Round::kNearest || mode.xorsign || (mode.nan && !extreme) ||
+      (mode.sat && !computes))
+    return nullptr;
   switch (type) {
-    case Type::kF16: return pick<Half>(op, false, mode);
-    case Type::kF16x2: return pick<Half>(op, true, mode);
-    case Type::kBf16: return pick<Bfloat>(op, false, mode);
-    case Type::kBf16x2: return pick<Bfloat>(op, true, mode);
+    case Type::kF16: return pick<Half>(op, false);
+    case Type::kF16x2: return pick<Half>(op, true);
+    case Type::kBf16: return pick<Bfloat>(op, false);
+    case Type::kBf16x2: return pick<Bfloat>(op, true);
     default: return nullptr;
   }
 }

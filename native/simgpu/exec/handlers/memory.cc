@@ -80,57 +80,115 @@ __attribute__((noinline)) void store_rows(Warp& w, const Resolved& x, uint32_t a
   }
 }
 
-template <class T, class R, Resolver kResolve, bool kPoll>
+template <class T, class R, Kind kKind, class A, bool kPoll>
 Ins load_one(Warp& w, Ins i) {
-  Resolved x;
-  if (!kResolve(w, i, sizeof(T), false, x)) return i;
-  load_rows<T, R>(w, x, i->d, sizeof(T), 0);
+  constexpr uint32_t kBytes = sizeof(T);
+  const A* rows = row<const A>(w, i->a);
+  R* d = row<R>(w, i->d);
+  const A offset = A(i->immediate);
+  for (int h = 0; h < 2; ++h) {
+    const A* p = rows + 16 * h;
+    R* to = d + 16 * h;
+    const uint32_t hm = (w.mask >> (16 * h)) & 0xffff;
+    if (hm == 0xffff && kKind != Kind::kLocal) {
+      const A step = A(p[1] - p[0]), first = A(p[0] + offset);
+      if ((first & (kBytes - 1)) == 0) {
+        if (step == kBytes) {
+          if (is_linear<A, kBytes>(p)) {
+            if (const uint8_t* base = translate<kKind>(w, i, first, 16 * kBytes, false)) {
+              const T* from = reinterpret_cast<const T*>(base);
+#pragma GCC ivdep
+              for (int l = 0; l < 16; ++l) to[l] = widened<R>(from[l]);
+              continue;
+            }
+          }
+        } else if (step == 0 && is_linear<A, 0>(p)) {
+          if (const uint8_t* base = translate<kKind>(w, i, first, kBytes, false)) {
+            const R v = widened<R>(*reinterpret_cast<const T*>(base));
+            for (int l = 0; l < 16; ++l) to[l] = v;
+            continue;
+          }
+        }
+      }
+    }
+    uint8_t* host[16];
+    if (!resolve_half<kKind, A>(w, i, h, kBytes, false, host)) return i;
+    for (uint32_t m = hm; m; m &= m - 1) {
+      const int l = __builtin_ctz(m);
+      to[l] = widened<R>(*reinterpret_cast<const T*>(host[l]));
+    }
+  }
   if constexpr (kPoll) return poll(w, i + 1);
   return i + 1;
 }
-template <class T, class R, Resolver kResolve>
+template <class T, class R, Kind kKind, class A>
 Ins load_vector(Warp& w, Ins i) {
   Resolved x;
   const uint32_t n = i->count, bytes = n * sizeof(T);
-  if (!kResolve(w, i, bytes, false, x)) return i;
+  if (!resolve<kKind, A>(w, i, bytes, false, x)) return i;
   const uint32_t d[4] = {i->d, i->b, i->c, i->e};
   for (uint32_t k = 0; k < n; ++k)
     if (d[k]) load_rows<T, R>(w, x, d[k], bytes, k * sizeof(T));
   return i + 1;
 }
-template <class T, class R, Resolver kResolve>
+template <class T, class R, Kind kKind, class A>
 Ins store_one(Warp& w, Ins i) {
-  Resolved x;
-  if (!kResolve(w, i, sizeof(T), true, x)) return i;
-  store_rows<T, R>(w, x, i->b, sizeof(T), 0);
+  constexpr uint32_t kBytes = sizeof(T);
+  const A* rows = row<const A>(w, i->a);
+  const R* s = row<const R>(w, i->b);
+  const A offset = A(i->immediate);
   w.spin = 0;
+  for (int h = 0; h < 2; ++h) {
+    const A* p = rows + 16 * h;
+    const R* from = s + 16 * h;
+    const uint32_t hm = (w.mask >> (16 * h)) & 0xffff;
+    if (hm == 0xffff && kKind != Kind::kLocal) {
+      const A first = A(p[0] + offset);
+      if (A(p[1] - p[0]) == kBytes && (first & (kBytes - 1)) == 0 && is_linear<A, kBytes>(p)) {
+        if (uint8_t* base = translate<kKind>(w, i, first, 16 * kBytes, true)) {
+          T* to = reinterpret_cast<T*>(base);
+#pragma GCC ivdep
+          for (int l = 0; l < 16; ++l) to[l] = widened<T>(from[l]);
+          continue;
+        }
+      }
+    }
+    uint8_t* host[16];
+    if (!resolve_half<kKind, A>(w, i, h, kBytes, true, host)) return i;
+    for (uint32_t m = hm; m; m &= m - 1) {
+      const int l = __builtin_ctz(m);
+      *reinterpret_cast<T*>(host[l]) = widened<T>(from[l]);
+    }
+  }
   return i + 1;
 }
-template <class T, class R, Resolver kResolve>
+template <class T, class R, Kind kKind, class A>
 Ins store_vector(Warp& w, Ins i) {
   Resolved x;
   const uint32_t n = i->count, bytes = n * sizeof(T);
-  if (!kResolve(w, i, bytes, true, x)) return i;
+  if (!resolve<kKind, A>(w, i, bytes, true, x)) return i;
   const uint32_t s[4] = {i->b, i->c, i->d, i->e};
   for (uint32_t k = 0; k < n; ++k) store_rows<T, R>(w, x, s[k], bytes, k * sizeof(T));
   w.spin = 0;
   return i + 1;
 }
 
-template <class T, class R, Resolver kResolve>
+template <class T, class R, Kind kKind, class A>
 Handler load_form(bool vector, bool polls) {
-  if (vector) return load_vector<T, R, kResolve>;
-  return polls ? load_one<T, R, kResolve, true> : load_one<T, R, kResolve, false>;
+  if (vector) return load_vector<T, R, kKind, A>;
+  if constexpr (kKind == Kind::kGlobal || kKind == Kind::kGeneric)
+    if (polls) return load_one<T, R, kKind, A, true>;
+  return load_one<T, R, kKind, A, false>;
 }
 template <class T, class R>
 Handler load_access(Access access, bool vector, bool polls) {
   switch (access) {
-    case Access::kGlobal: return load_form<T, R, resolve_global>(vector, polls);
-    case Access::kShared32: return load_form<T, R, resolve_shared32>(vector, polls);
-    case Access::kShared64: return load_form<T, R, resolve_shared64>(vector, polls);
-    case Access::kLocal: return load_form<T, R, resolve_local>(vector, false);
-    case Access::kParam: return load_form<T, R, resolve_param>(vector, false);
-    case Access::kGeneric: return load_form<T, R, resolve_generic>(vector, polls);
+    case Access::kGlobal: return load_form<T, R, Kind::kGlobal, uint64_t>(vector, polls);
+    case Access::kShared32: return load_form<T, R, Kind::kShared, uint32_t>(vector, polls);
+    case Access::kShared64: return load_form<T, R, Kind::kShared, uint64_t>(vector, polls);
+    case Access::kLocal: return load_form<T, R, Kind::kLocal, uint64_t>(vector, false);
+    case Access::kParam: return load_form<T, R, Kind::kParam, uint64_t>(vector, false);
+    case Access::kGeneric: return load_form<T, R, Kind::kGeneric, uint64_t>(vector, polls);
   }
   return nullptr;
 }
@@ -143,14 +201,18 @@ Handler load_width(Access access, uint32_t width, bool vector, bool polls) {
     default: return nullptr;
   }
 }
+template <class T, class R, Kind kKind, class A>
+Handler store_form(bool vector) {
+  return vector ? store_vector<T, R, kKind, A> : store_one<T, R, kKind, A>;
+}
 template <class T, class R>
 Handler store_access(Access access, bool vector) {
   switch (access) {
-    case Access::kGlobal: return vector ? store_vector<T, R, resolve_global> : store_one<T, R, resolve_global>;
-    case Access::kShared32: return vector ? store_vector<T, R, resolve_shared32> : store_one<T, R, resolve_shared32>;
-    case Access::kShared64: return vector ? store_vector<T, R, resolve_shared64> : store_one<T, R, resolve_shared64>;
-    case Access::kLocal: return vector ? store_vector<T, R, resolve_local> : store_one<T, R, resolve_local>;
-    case Access::kGeneric: return vector ? store_vector<T, R, resolve_generic> : store_one<T, R, resolve_generic>;
+    case Access::kGlobal: return store_form<T, R, Kind::kGlobal, uint64_t>(vector);
+    case Access::kShared32: return store_form<T, R, Kind::kShared, uint32_t>(vector);
+    case Access::kShared64: return store_form<T, R, Kind::kShared, uint64_t>(vector);
+    case Access::kLocal: return store_form<T, R, Kind::kLocal, uint64_t>(vector);
+    case Access::kGeneric: return store_form<T, R, Kind::kGeneric, uint64_t>(vector);
     case Access::kParam: return nullptr;
   }
   return nullptr;

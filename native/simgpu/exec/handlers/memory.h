@@ -5,6 +5,7 @@
 
 namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 
+enum class Kind { kGlobal, kShared, kLocal, kParam, kGeneric };
 enum class Pattern : uint8_t { kNone, kUniform, kContiguous, kGeneral };
 
 struct Resolved {
@@ -22,14 +23,50 @@ struct Resolved {
   }
 };
 
+inline bool in_global(Warp& w, Ins i, uint64_t first, uint64_t bytes, bool store) {
+  CachedRange& r = w.ranges[i->slot];
+  if (first >= r.begin && first + bytes <= r.end && (r.writable || !store)) return true;
+  return refill_range(w, r, first, first + bytes, store);
+}
+
+// Host address of [first, first + bytes), which is one piece; nullptr: not addressable.
+template <Kind kKind>
+inline uint8_t* translate(Warp& w, Ins i, uint64_t first, uint64_t bytes, bool store) {
+  if constexpr (kKind == Kind::kGlobal) {
+    return first < kWindows && in_global(w, i, first, bytes, store)
+               ? reinterpret_cast<uint8_t*>(first)
+               : nullptr;
+  } else if constexpr (kKind == Kind::kShared) {
+    return first < w.shared_bytes && first + bytes <= w.shared_bytes ? w.shared + first : nullptr;
+  } else if constexpr (kKind == Kind::kParam) {
+    return !store && first < w.parameter_bytes && first + bytes <= w.parameter_bytes
+               ? const_cast<uint8_t*>(w.parameters) + first
+               : nullptr;
+  } else if constexpr (kKind == Kind::kGeneric) {
+    if (first < kWindows) return translate<Kind::kGlobal>(w, i, first, bytes, store);
+    if (first - kSharedWindow < kWindowBytes)
+      return translate<Kind::kShared>(w, i, first - kSharedWindow, bytes, store);
+    if (first - kParamWindow < kWindowBytes)
+      return translate<Kind::kParam>(w, i, first - kParamWindow, bytes, store);
+  }
+  return nullptr;  // local memory is never one piece across lanes
+}
+
+// All 16 addresses from p[0] on in steps of kStep bytes.
+template <class A, uint32_t kStep>
+inline bool is_linear(const A* p) {
+  const A first = p[0];
+  A diff = 0;
+  for (uint32_t l = 0; l < 16; ++l) diff |= p[l] ^ A(first + A(l * kStep));
+  return diff == 0;
+}
+
+// The general case: fills `host` for the active lanes of half h; false: a fault was recorded.
+template <Kind kKind, class A>
+bool resolve_half(Warp& w, Ins i, int h, uint32_t bytes, bool store, uint8_t** host);
+
 // Fills `out` for the active lanes; false: a fault was recorded. `bytes` is a power of two <= 32.
-using Resolver = bool (*)(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-bool resolve_global(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-bool resolve_shared32(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-bool resolve_shared64(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-bool resolve_local(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-bool resolve_param(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-bool resolve_generic(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
-Resolver resolver_of(Access access);
+template <Kind kKind, class A>
+bool resolve(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out);
 
 }  // namespace gpupool::simgpu::exec::GPUPOOL_ISA
