@@ -476,7 +476,6 @@ def check(arguments: argparse.Namespace) -> int:
     if arguments.driver:
         local["LD_LIBRARY_PATH"] = arguments.driver
     programs = [*DRIVER_PROGRAMS, *RUNTIME_PROGRAMS, *PYTHON_PROGRAMS, PYCUDA, TORCH]
-    programs = [p for p in programs if p.through_slices]
     if arguments.only:
         programs = [p for p in programs if p.name in arguments.only]
     report = Report(card, "")

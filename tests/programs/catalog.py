@@ -27,7 +27,6 @@ class Program:
     output: str | None = "ok\n"  # None: the last line is "ok"
     needs: tuple[str, ...] = ()  # modules of a Python program
     faults: bool = False  # makes a fault on purpose, which ends its context
-    through_slices: bool = True  # False: uses what the client library does not offer yet
     environment: dict[str, str] = field(default_factory=dict)
 
     def command(self, compiler: Compiler, runtime: str = "static13") -> list[str]:
@@ -75,7 +74,7 @@ DRIVER_PROGRAMS = [
     Program("threads_streams", "driver"),
     Program("errors", "driver", output=None),
     Program("link", "driver"),
-    Program("vmm", "driver", through_slices=False),
+    Program("vmm", "driver"),
     Program("fork", "driver"),
     Program("sticky", "driver", output=None, faults=True),
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),

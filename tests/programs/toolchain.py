@@ -132,15 +132,21 @@ class Compiler:
             self._toolkit = find_toolkit()
         return self._toolkit
 
-    def cuda(self, name: str, runtime: str = "static13", flags: tuple[str, ...] = ()) -> Path:
-        """The executable of cuda/<name>.cu, linked with one of RUNTIMES."""
-        source = HERE / "cuda" / f"{name}.cu"
+    def cuda(
+        self,
+        name: str,
+        runtime: str = "static13",
+        flags: tuple[str, ...] = (),
+        folder: str = "cuda",
+    ) -> Path:
+        """The executable of <folder>/<name>.cu, linked with one of RUNTIMES."""
+        source = HERE / folder / f"{name}.cu"
         library = find_runtime(self.toolkit, runtime)
         options = ["-O2", "-std=c++17", "-Wno-deprecated-gpu-targets", *self.default_flags, *flags]
         if library.include is not None:
             options.append(f"-I{library.include}")
         key = self._key(
-            [source, HERE / "cuda" / "check.h"],
+            [source, *sorted(source.parent.glob("*.h"))],
             [str(self.toolkit.nvcc), self.toolkit.release, *options],
         )
         compiled = self._build(
@@ -169,12 +175,12 @@ class Compiler:
             ],
         )
 
-    def driver(self, name: str) -> Path:
-        """The executable of driver/<name>.c, which needs libcuda.so.1 when it starts."""
-        source = HERE / "driver" / f"{name}.c"
+    def driver(self, name: str, folder: str = "driver") -> Path:
+        """The executable of <folder>/<name>.c, which needs libcuda.so.1 when it starts."""
+        source = HERE / folder / f"{name}.c"
         options = ["-std=gnu11", "-O1", "-Wall", "-pthread", f"-I{self.toolkit.include}"]
         stub = self.driver_stub()
-        files = [source, HERE / "driver" / "common.h"]
+        files = [source, *sorted(source.parent.glob("*.h"))]
         key = self._key(files, [self.toolkit.release, str(stub), *options])
         return self._build(
             f"driver-{name}-{key}",
@@ -248,22 +254,17 @@ class Compiler:
 
 
 def main() -> int:
+    from tests.programs.catalog import DRIVER_PROGRAMS, RUNTIME_PROGRAMS  # needs this module
+
     parser = argparse.ArgumentParser(description="Compile the programs of this folder.")
     parser.add_argument("--runtime", choices=RUNTIMES, default="static13")
-    parser.add_argument("name", nargs="*", help="names from cuda/ or driver/ (default: all)")
+    parser.add_argument("name", nargs="*", help="names from the catalog (default: all)")
     arguments = parser.parse_args()
     compiler = Compiler()
     try:
-        for kind, suffix in (("cuda", "cu"), ("driver", "c")):
-            for source in sorted((HERE / kind).glob(f"*.{suffix}")):
-                if arguments.name and source.stem not in arguments.name:
-                    continue
-                built = (
-                    compiler.cuda(source.stem, arguments.runtime)
-                    if kind == "cuda"
-                    else compiler.driver(source.stem)
-                )
-                print(built, flush=True)
+        for program in [*RUNTIME_PROGRAMS, *DRIVER_PROGRAMS]:
+            if not arguments.name or program.name in arguments.name:
+                print(program.command(compiler, arguments.runtime)[0], flush=True)
     except ToolchainError as error:
         print(f"toolchain: {error}", file=sys.stderr)
         return 1

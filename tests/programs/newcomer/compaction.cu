@@ -1,6 +1,7 @@
 // Stream compaction: the elements that satisfy a predicate, in their order, in one pass over many
 // blocks (each block looks back at its predecessors' totals), on several streams at once that wait
-// for each other's events; memory of the stream-ordered allocator, a host function at the end.
+// for each other's events; memory of the stream-ordered allocator where the device has it, a host
+// function at the end.
 #include <cub/block/block_scan.cuh>
 
 #include <atomic>
@@ -87,7 +88,21 @@ struct Arrived {
 
 void CUDART_CB arrive(void *data) { ++static_cast<Arrived *>(data)->calls; }
 
+bool stream_ordered = false;
+
+template <typename T>
+void allocate(T **pointer, size_t bytes, cudaStream_t stream) {
+  CUDA(stream_ordered ? cudaMallocAsync(pointer, bytes, stream) : cudaMalloc(pointer, bytes));
+}
+
+void release(void *pointer, cudaStream_t stream) {
+  CUDA(stream_ordered ? cudaFreeAsync(pointer, stream) : cudaFree(pointer));
+}
+
 int main() {
+  int pools = 0;
+  CUDA(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, 0));
+  stream_ordered = pools != 0;
   constexpr int kStreams = 3;
   const int counts[kStreams] = {1, kTile * 20, 30011};
   const int thresholds[kStreams] = {-1, 499, 900};
@@ -109,24 +124,24 @@ int main() {
     int *in;
     unsigned long long *states;
     unsigned int *ticket;
-    CUDA(cudaMallocAsync(&in, counts[s] * sizeof(int), producer));
+    allocate(&in, counts[s] * sizeof(int), producer);
     fill<<<8, 64, 0, producer>>>(in, counts[s], 17u * s);
     CUDA(cudaGetLastError());
     CUDA(cudaEventRecord(filled[s], producer));
 
-    CUDA(cudaMallocAsync(&out[s], counts[s] * sizeof(int), streams[s]));
-    CUDA(cudaMallocAsync(&kept[s], sizeof(int), streams[s]));
-    CUDA(cudaMallocAsync(&states, states_bytes, streams[s]));
-    CUDA(cudaMallocAsync(&ticket, sizeof(unsigned int), streams[s]));
+    allocate(&out[s], counts[s] * sizeof(int), streams[s]);
+    allocate(&kept[s], sizeof(int), streams[s]);
+    allocate(&states, states_bytes, streams[s]);
+    allocate(&ticket, sizeof(unsigned int), streams[s]);
     CUDA(cudaMemsetAsync(states, 0, states_bytes, streams[s]));
     CUDA(cudaMemsetAsync(ticket, 0, sizeof(unsigned int), streams[s]));
     CUDA(cudaStreamWaitEvent(streams[s], filled[s], 0));
     compact<<<blocks, kThreads, 0, streams[s]>>>(in, counts[s], Above{thresholds[s]}, out[s],
                                                  kept[s], states, ticket);
     CUDA(cudaGetLastError());
-    CUDA(cudaFreeAsync(in, streams[s]));
-    CUDA(cudaFreeAsync(states, streams[s]));
-    CUDA(cudaFreeAsync(ticket, streams[s]));
+    release(in, streams[s]);
+    release(states, streams[s]);
+    release(ticket, streams[s]);
 
     CUDA(cudaMallocHost(&host_out[s], counts[s] * sizeof(int)));
     CUDA(cudaHostAlloc(&host_kept[s], sizeof(int), cudaHostAllocDefault));
@@ -154,8 +169,8 @@ int main() {
       ++position;
     }
     EXPECT(*host_kept[s] == position, "stream %d kept %d, expected %d", s, *host_kept[s], position);
-    CUDA(cudaFreeAsync(out[s], streams[s]));
-    CUDA(cudaFreeAsync(kept[s], streams[s]));
+    release(out[s], streams[s]);
+    release(kept[s], streams[s]);
     CUDA(cudaStreamSynchronize(streams[s]));
     CUDA(cudaFreeHost(host_out[s]));
     CUDA(cudaFreeHost(host_kept[s]));
