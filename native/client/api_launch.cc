@@ -31,6 +31,12 @@ struct Config {
 };
 
 CUresult check_shape(const Context* context, const Function* function, const Config& config) {
+  if (!(function->attribute_mask & (1u << CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK))) {
+    log(Level::kError,
+        "the driver refuses the kernel %s; what it says is in the log of the GPU's host",
+        function->name.c_str());
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   const int* device = context->device->snapshot.attributes;
   const uint64_t threads =
       static_cast<uint64_t>(config.block[0]) * config.block[1] * config.block[2];

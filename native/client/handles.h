@@ -25,6 +25,13 @@ inline uint64_t make_handle(Kind kind, uint32_t index, uint32_t generation) {
 template <typename T, Kind kKind>
 class Table {
  public:
+  Table() = default;
+  ~Table() {
+    for (auto& chunk : chunks_) delete[] chunk.load();
+  }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
   // An object for `value` to be written to; it can be looked up after publish(). Null: too many.
   T* allocate() {
     std::lock_guard lock(mutex_);

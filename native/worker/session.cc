@@ -446,7 +446,7 @@ void SessionState::destroy_context(Context* context) {
     events.erase(handle);
   });
   if (context->fence_event != nullptr && !broken) table.cuEventDestroy_v2(context->fence_event);
-  staging_.forget_context(context->driver);
+  staging_.forget_context(context->driver, broken);
   for (uint64_t address : memory_.of_context(context->id)) {
     memory_.forget(address);
     memory_.release(address);

@@ -14,7 +14,6 @@ StagingBuffer* Staging::acquire(CUcontext context) {
     // What is done: in order, so the first that is not ends the search.
     size_t done = 0;
     while (done < pending_.size() && driver_.cuEventQuery(pending_[done]->event) != CUDA_ERROR_NOT_READY) {
-      pending_[done]->pending = false;
       free_.push_back(pending_[done]);
       done++;
     }
@@ -32,6 +31,8 @@ StagingBuffer* Staging::acquire(CUcontext context) {
         // Also memory that is not locked is right, only slower.
         data = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (data == MAP_FAILED) return nullptr;
+      } else {
+        fresh->owner = context;
       }
       fresh->data = static_cast<uint8_t*>(data);
       buffer = fresh.get();
@@ -44,7 +45,7 @@ StagingBuffer* Staging::acquire(CUcontext context) {
     }
     returned_.wait(guard);  // waiter threads have them all
   }
-  out_++;
+  buffer->out = true;
   if (buffer->event == nullptr || buffer->context != context) {
     if (buffer->event != nullptr) driver_.cuEventDestroy_v2(buffer->event);
     buffer->event = nullptr;
@@ -64,37 +65,56 @@ CUresult Staging::record(StagingBuffer* buffer, CUstream stream) {
 CUresult Staging::release_after(StagingBuffer* buffer, CUstream stream) {
   CUresult result = record(buffer, stream);
   std::lock_guard guard(lock_);
-  out_--;
+  buffer->out = false;
   if (result == CUDA_SUCCESS) {
-    buffer->pending = true;
     pending_.push_back(buffer);
   } else {
     // Without the event nobody knows when: after everything.
     driver_.cuStreamSynchronize(stream);
     free_.push_back(buffer);
   }
-  returned_.notify_one();
+  returned_.notify_all();
   return result;
 }
 
 void Staging::release(StagingBuffer* buffer) {
   std::lock_guard guard(lock_);
-  out_--;
+  buffer->out = false;
   free_.push_back(buffer);
-  returned_.notify_one();
+  returned_.notify_all();
 }
 
-void Staging::forget_context(CUcontext context) {
-  std::lock_guard guard(lock_);
+void Staging::forget_context(CUcontext context, bool broken) {
+  std::unique_lock guard(lock_);
+  auto concerned = [context](const StagingBuffer* buffer) {
+    return buffer->context == context || buffer->owner == context;
+  };
+  // A waiter thread may still send what it has.
+  returned_.wait(guard, [&] {
+    return std::none_of(all_.begin(), all_.end(), [&](const auto& buffer) {
+      return buffer->out && concerned(buffer.get());
+    });
+  });
   for (auto& buffer : all_) {
-    if (buffer->context != context) continue;
-    if (buffer->pending) {
-      buffer->pending = false;
-      pending_.erase(std::find(pending_.begin(), pending_.end(), buffer.get()));
-      free_.push_back(buffer.get());
-    }
-    buffer->event = nullptr;  // the context's end has destroyed it
+    if (!concerned(buffer.get())) continue;
+    std::erase(pending_, buffer.get());
+    std::erase(free_, buffer.get());
+    if (buffer->event != nullptr && !broken) driver_.cuEventDestroy_v2(buffer->event);
+    buffer->event = nullptr;
     buffer->context = nullptr;
+    if (buffer->owner != context) {
+      free_.push_back(buffer.get());
+      continue;
+    }
+    if (!broken && driver_.cuMemFreeHost != nullptr) driver_.cuMemFreeHost(buffer->data);
+    buffer->data = nullptr;
+  }
+  std::erase_if(all_, [](const auto& buffer) { return buffer->data == nullptr; });
+}
+
+Staging::~Staging() {
+  for (auto& buffer : all_) {
+    if (buffer->owner == nullptr) munmap(buffer->data, kBytes);
   }
 }
 

@@ -16,7 +16,8 @@ struct StagingBuffer {
   uint8_t* data = nullptr;
   CUevent event = nullptr;
   CUcontext context = nullptr;  // of the event
-  bool pending = false;         // the event was recorded and not seen since
+  CUcontext owner = nullptr;    // in which the memory was allocated; null: not the driver's
+  bool out = false;             // acquired, not given back
 };
 
 class Staging {
@@ -25,6 +26,9 @@ class Staging {
   static constexpr size_t kBuffers = 64;          // at most, 16 MiB
 
   explicit Staging(const DriverTable& driver) : driver_(driver) {}
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
 
   // A buffer that nobody uses, with an event of this context, which is current. Waits for the
   // device if all are in use. Null: there is no memory.
@@ -34,8 +38,9 @@ class Staging {
   CUresult record(StagingBuffer* buffer, CUstream stream);
   // Gives it back: nobody uses it. From any thread.
   void release(StagingBuffer* buffer);
-  // Events of a context die with it.
-  void forget_context(CUcontext context);
+  // Before a context ends, when its work is over: its events and its memory go. `broken`: the driver
+  // takes no calls for this context any more.
+  void forget_context(CUcontext context, bool broken);
 
  private:
   const DriverTable& driver_;
@@ -44,7 +49,6 @@ class Staging {
   std::vector<std::unique_ptr<StagingBuffer>> all_;
   std::vector<StagingBuffer*> free_;     // nobody uses them
   std::vector<StagingBuffer*> pending_;  // in the order in which they were given back
-  size_t out_ = 0;                       // acquired, not given back
 };
 
 }  // namespace gpupool::worker

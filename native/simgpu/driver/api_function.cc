@@ -10,8 +10,8 @@ CUresult function_attribute(int* value, int attribute, const KernelInfo& info,
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-      *value = info.max_threads_per_block ? int(info.max_threads_per_block)
-                                          : model.max_threads_per_block;
+      *value = threads_for_registers(info, model);
+      if (info.max_threads_per_block) *value = std::min(*value, int(info.max_threads_per_block));
       return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
       *value = int(info.static_shared_bytes);

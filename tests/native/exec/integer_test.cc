@@ -352,6 +352,35 @@ TEST(ExecInteger, DotProducts) {
   }
 }
 
+// PTX ISA, "SIMD Video Instructions".
+TEST(ExecInteger, AbsoluteDifferencesOfParts) {
+  const Inputs in = combine(integer_values(32), integer_values(32), {0, 1, 0x80000000, ~0ull}, 500);
+  for (int bits : {8, 16}) {
+    const std::string name = bits == 8 ? "vabsdiff4" : "vabsdiff2";
+    for (bool sa : {false, true}) {
+      for (bool sb : {false, true}) {
+        const std::string t =
+            std::string(".u32") + (sa ? ".s32" : ".u32") + (sb ? ".s32" : ".u32");
+        auto difference = [=](uint64_t a, uint64_t b, int at) {
+          const uint64_t x = a >> at & mask_of(bits), y = b >> at & mask_of(bits);
+          const int64_t d = (sa ? sext(x, bits) : int64_t(x)) - (sb ? sext(y, bits) : int64_t(y));
+          return uint64_t(d < 0 ? -d : d);
+        };
+        check_instruction(name + t + " ro, ra, rb, rc;", {}, in, [=](auto a, auto b, auto) {
+          uint64_t d = 0;
+          for (int at = 0; at < 32; at += bits) d |= (difference(a, b, at) & mask_of(bits)) << at;
+          return d;
+        });
+        check_instruction(name + t + ".add ro, ra, rb, rc;", {}, in, [=](auto a, auto b, auto c) {
+          uint64_t d = c;
+          for (int at = 0; at < 32; at += bits) d += difference(a, b, at);
+          return d;
+        });
+      }
+    }
+  }
+}
+
 TEST(ExecInteger, CarryChains) {
   const Inputs in = combine(integer_values(64), integer_values(64));
   check_instruction(

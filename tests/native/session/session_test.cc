@@ -180,6 +180,67 @@ TEST(Session, EveryHandleAndRangeIsChecked) {
   EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
 }
 
+TEST(Session, MemoryThatAProgramMapsIsCheckedAndCharged) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  constexpr uint64_t kUnit = 2 << 20;
+  auto ask = [&](Operation operation, std::vector<uint64_t> words, uint64_t* answer = nullptr) {
+    const uint64_t call = served.add(operation, words.size() * 8, true, [&](Encoder& e) {
+      for (uint64_t word : words) e.scalar(word);
+    });
+    Reply reply;
+    EXPECT_TRUE(served.send());
+    EXPECT_TRUE(served.wait(call, &reply)) << served.refusal;
+    if (answer != nullptr && reply.body.size() >= 8) memcpy(answer, reply.body.data(), 8);
+    return reply.status;
+  };
+  const uint64_t first = 1 | 1ull << 32, second = 2 | 1ull << 32;  // handles
+  uint64_t base = 0, taken = 0;
+  EXPECT_EQ(ask(Operation::kMemAddressReserve, {kUnit + 1, 0, 0}), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemAddressReserve, {kUnit, 3, 0}), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemAddressReserve, {1ull << 45, 0, 0}), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(ask(Operation::kMemAddressReserve, {4 * kUnit, 8 * kUnit, 0}, &base), CUDA_SUCCESS);
+  EXPECT_EQ(base % (8 * kUnit), 0u);
+  ASSERT_EQ(served.allocate(kUnit, &taken), CUDA_SUCCESS);
+  EXPECT_TRUE(taken + kUnit <= base || taken >= base + 4 * kUnit) << "addresses given twice";
+  EXPECT_EQ(ask(Operation::kMemCreate, {first, kMemory}), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(ask(Operation::kMemCreate, {first, 2 * kUnit}), CUDA_SUCCESS);
+  EXPECT_EQ(ask(Operation::kMemCreate, {first, kUnit}), CUDA_ERROR_INVALID_VALUE) << "handle in use";
+  ASSERT_EQ(ask(Operation::kMemCreate, {second, kUnit}), CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 4 * kUnit);
+  EXPECT_EQ(ask(Operation::kMemMap, {taken, kUnit, 0, first}), CUDA_ERROR_INVALID_VALUE)
+      << "addresses that were not reserved for it";
+  EXPECT_EQ(ask(Operation::kMemMap, {base, 4 * kUnit, 0, first}), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemMap, {base + 3 * kUnit, 2 * kUnit, 0, first}), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemMap, {base, kUnit, ~0ull - kUnit + 1, first}), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(ask(Operation::kMemMap, {base, 2 * kUnit, 0, first}), CUDA_SUCCESS);
+  EXPECT_EQ(ask(Operation::kMemMap, {base + kUnit, kUnit, 0, second}), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(ask(Operation::kMemMap, {base + 2 * kUnit, kUnit, 0, second}), CUDA_SUCCESS);
+  auto read = [&](uint64_t from, uint64_t bytes) {
+    const wire::CopyFromDevice body{from, bytes, 0, 0, {1, 0}, 0};
+    const uint64_t call = served.add(Operation::kMemcpyDtoHAsyncV2, sizeof body, true,
+                                     [&](Encoder& e) { e.put(body); });
+    Reply reply;
+    EXPECT_TRUE(served.send() && served.wait(call, &reply));
+    return reply.status;
+  };
+  EXPECT_EQ(read(base, 8), CUDA_ERROR_INVALID_VALUE) << "no right to it yet";
+  EXPECT_EQ(ask(Operation::kMemSetAccess, {base, 4 * kUnit, 3}), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(ask(Operation::kMemSetAccess, {base, 3 * kUnit, 3}), CUDA_SUCCESS);
+  EXPECT_EQ(read(base + kUnit, 2 * kUnit), CUDA_SUCCESS) << "over two mappings";
+  EXPECT_EQ(read(base + kUnit, 2 * kUnit + 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemAddressFree, {base, 4 * kUnit}), CUDA_ERROR_INVALID_VALUE) << "mapped";
+  EXPECT_EQ(ask(Operation::kMemRelease, {first}), CUDA_SUCCESS);
+  EXPECT_EQ(ask(Operation::kMemRelease, {first}), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(read(base, 8), CUDA_SUCCESS) << "a mapping keeps its memory";
+  EXPECT_EQ(served.account.used.load(), 4 * kUnit);
+  EXPECT_EQ(ask(Operation::kMemUnmap, {base, kUnit}), CUDA_ERROR_INVALID_VALUE) << "half a mapping";
+  EXPECT_EQ(ask(Operation::kMemUnmap, {base, 2 * kUnit}), CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 2 * kUnit);
+  served.end();
+  EXPECT_EQ(served.account.used.load(), 0u);
+}
+
 TEST(Session, MalformedCommandsEndItWithASentence) {
   struct Case {
     const char* name;
