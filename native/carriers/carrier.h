@@ -16,9 +16,9 @@ struct Part {
 };
 
 enum class Status {
-  kOk,      // some bytes were moved
-  kBlocked, // none could be moved without waiting
-  kClosed,  // the peer has gone, or shutdown() was called
+  kOk,       // some bytes were moved
+  kBlocked,  // none could be moved without waiting
+  kClosed,   // the peer has gone, or shutdown() was called
 };
 
 struct Moved {
@@ -49,7 +49,8 @@ class Carrier {
   // Ends all traffic in both directions; blocked waits return. Safe from any thread.
   virtual void shutdown() = 0;
 
-  // In the child of a fork(): lets go of the connection, which stays the parent's. Async-signal-safe.
+  // In the child of a fork(): lets go of the connection, which stays the parent's.
+  // Async-signal-safe.
   virtual void abandon() = 0;
 
   // For logs: "unix", "tcp".

@@ -44,8 +44,10 @@ class SocketCarrier final : public Carrier {
   }
 
   int wait(int what, int64_t timeout_us) override {
-    pollfd entry{fd_, static_cast<short>(((what & kReadable) ? POLLIN | POLLRDHUP : 0) |
-                                         ((what & kWritable) ? POLLOUT : 0)), 0};
+    pollfd entry{fd_,
+                 static_cast<short>(((what & kReadable) ? POLLIN | POLLRDHUP : 0) |
+                                    ((what & kWritable) ? POLLOUT : 0)),
+                 0};
     const int64_t deadline = timeout_us < 0 ? 0 : now_us() + timeout_us;
     for (;;) {
       timespec left{};
@@ -84,8 +86,8 @@ class SocketCarrier final : public Carrier {
     message.msg_iovlen = static_cast<size_t>(count);
     for (;;) {
       const int wait = may_wait ? 0 : MSG_DONTWAIT;
-      const ssize_t n = outwards ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | wait)
-                                 : recvmsg(fd_, &message, wait);
+      const ssize_t n =
+          outwards ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | wait) : recvmsg(fd_, &message, wait);
       if (n > 0) return {Status::kOk, static_cast<size_t>(n)};
       if (n == 0) return {outwards ? Status::kBlocked : Status::kClosed, 0};
       if (errno == EINTR) continue;
@@ -124,9 +126,8 @@ bool transfer_all(Carrier& carrier, void* data, size_t bytes, int64_t timeout_us
 std::unique_ptr<Carrier> make_socket_carrier(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
-  const bool unix_socket =
-      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
-      address.ss_family == AF_UNIX;
+  const bool unix_socket = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
+                           address.ss_family == AF_UNIX;
   if (unix_socket) {
     const int size = kSocketBufferBytes;  // TCP tunes its own
     ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);

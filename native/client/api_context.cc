@@ -49,9 +49,9 @@ CUresult create_in_worker(Context* context) {
     const wire::ContextCreate body{context->wire, context->flags, context->primary ? 1u : 0u,
                                    device.arena_base, device.arena_bytes};
     PendingCall call;
-    const CUresult result =
-        channel->call(op(Operation::kCtxCreateV4), context->wire_id(), sizeof body,
-                      [&](wire::Encoder& encoder) { encoder.put(body); }, &call);
+    const CUresult result = channel->call(
+        op(Operation::kCtxCreateV4), context->wire_id(), sizeof body,
+        [&](wire::Encoder& encoder) { encoder.put(body); }, &call);
     if (result != CUDA_SUCCESS) return result;
     wire::Decoder decoder = call.decoder();
     const auto answer = decoder.get<wire::ContextCreated>();
@@ -357,9 +357,9 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 static CUresult synchronize(Context* context) {
   if (const CUresult e = check_context(context)) return e;
   PendingCall call;
-  return settle(context, channel_of(context).call(op(Operation::kCtxSynchronize),
-                                                  context->wire_id(), 0, [](wire::Encoder&) {},
-                                                  &call));
+  return settle(context, channel_of(context).call(
+                             op(Operation::kCtxSynchronize), context->wire_id(), 0,
+                             [](wire::Encoder&) {}, &call));
 }
 
 CUresult cuCtxSynchronize(void) {

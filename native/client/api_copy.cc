@@ -10,13 +10,13 @@
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                    \
-  Context* context;                                \
+#define ENTER()     \
+  Context* context; \
   if (const CUresult e_ = enter(&context)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
-#define STREAM(stream)                                                            \
-  wire::Handle on_wire;                                                           \
+#define STREAM(stream)  \
+  wire::Handle on_wire; \
   if (const CUresult e_ = resolve_stream(context, stream, &on_wire)) return e_;
 
 namespace {
@@ -102,7 +102,8 @@ CUresult any(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, bo
   Process& process = Process::get();
   auto in_arena = [&process](uint64_t address) {
     for (const auto& device : process.devices()) {
-      if (device->arena_bytes != 0 && address - device->arena_base < device->arena_bytes) return true;
+      if (device->arena_bytes != 0 && address - device->arena_base < device->arena_bytes)
+        return true;
     }
     return false;
   };
@@ -149,7 +150,8 @@ CUresult side(CUmemorytype type, const void* host, CUdeviceptr device, uint64_t 
 CUresult copy_plane(Context* context, const Side& to, const Side& from, uint64_t width,
                     uint64_t height, wire::Handle stream, bool synchronous) {
   if (to.type == CU_MEMORYTYPE_DEVICE) {
-    if (const CUresult e = check_device(context, to.address, span(to.pitch, width, height))) return e;
+    if (const CUresult e = check_device(context, to.address, span(to.pitch, width, height)))
+      return e;
   }
   if (from.type == CU_MEMORYTYPE_DEVICE) {
     if (const CUresult e = check_device(context, from.address, span(from.pitch, width, height))) {
@@ -157,8 +159,8 @@ CUresult copy_plane(Context* context, const Side& to, const Side& from, uint64_t
     }
   }
   if (to.type == CU_MEMORYTYPE_DEVICE && from.type == CU_MEMORYTYPE_DEVICE) {
-    return copy_on_device(context, {to.address, to.pitch, from.address, from.pitch, width, height,
-                                    stream});
+    return copy_on_device(context,
+                          {to.address, to.pitch, from.address, from.pitch, width, height, stream});
   }
   if (to.type == CU_MEMORYTYPE_DEVICE) {
     return copy_to_device(context, {from.address, from.pitch, to.address, to.pitch, width, height},
@@ -231,11 +233,12 @@ CUresult copy_3d(const CUDA_MEMCPY3D* copy, CUstream stream, bool synchronous) {
                                 from_pitch, &from)) {
       return e;
     }
-    if (const CUresult e = side(copy->dstMemoryType, copy->dstHost, copy->dstDevice, to_offset,
-                                to_pitch, &to)) {
+    if (const CUresult e =
+            side(copy->dstMemoryType, copy->dstHost, copy->dstDevice, to_offset, to_pitch, &to)) {
       return e;
     }
-    if (const CUresult e = copy_plane(context, to, from, width, height, on_wire, synchronous)) return e;
+    if (const CUresult e = copy_plane(context, to, from, width, height, on_wire, synchronous))
+      return e;
   }
   return CUDA_SUCCESS;
 }

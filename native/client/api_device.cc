@@ -19,8 +19,8 @@ CUresult find_device(CUdevice ordinal, Device** device) {
 }
 }  // namespace
 
-#define FIND_DEVICE(ordinal)                                    \
-  Device* device;                                               \
+#define FIND_DEVICE(ordinal) \
+  Device* device;            \
   if (const CUresult e_ = find_device(ordinal, &device)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
@@ -98,7 +98,8 @@ CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t* width, CUarray_format, unsig
                                             CUdevice ordinal) {
   FIND_DEVICE(ordinal);
   REQUIRE(width != nullptr);
-  *width = static_cast<size_t>(device->attribute(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH));
+  *width =
+      static_cast<size_t>(device->attribute(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH));
   return CUDA_SUCCESS;
 }
 
@@ -141,10 +142,11 @@ CUresult cuDeviceGetProperties(CUdevprop* properties, CUdevice ordinal) {
 CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice ordinal) {
   FIND_DEVICE(ordinal);
   REQUIRE(id != nullptr && length > 0);
-  const int n = snprintf(id, static_cast<size_t>(length), "%04x:%02x:%02x.0",
-                         static_cast<unsigned>(device->attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)),
-                         static_cast<unsigned>(device->attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)),
-                         static_cast<unsigned>(device->attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)));
+  const int n =
+      snprintf(id, static_cast<size_t>(length), "%04x:%02x:%02x.0",
+               static_cast<unsigned>(device->attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)),
+               static_cast<unsigned>(device->attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)),
+               static_cast<unsigned>(device->attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)));
   return n < length ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

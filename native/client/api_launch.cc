@@ -13,11 +13,13 @@
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                                   \
-  Context* context;                                               \
-  if (const CUresult e_ = enter(&context)) [[unlikely]] return e_;
-#define REQUIRE(condition) \
-  if (!(condition)) [[unlikely]] return CUDA_ERROR_INVALID_VALUE;
+#define ENTER()                                         \
+  Context* context;                                     \
+  if (const CUresult e_ = enter(&context)) [[unlikely]] \
+    return e_;
+#define REQUIRE(condition)       \
+  if (!(condition)) [[unlikely]] \
+    return CUDA_ERROR_INVALID_VALUE;
 
 namespace {
 
@@ -56,8 +58,8 @@ CUresult check_shape(const Context* context, const Function* function, const Con
     }
   }
   REQUIRE(function->max_threads == 0 || threads <= function->max_threads);
-  if (threads > static_cast<uint64_t>(
-                    function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) {
+  if (threads >
+      static_cast<uint64_t>(function->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) {
     // Too many for the registers, or more than the kernel's launch bounds.
     const uint64_t registers =
         threads * static_cast<uint64_t>(function->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS]);
@@ -115,12 +117,15 @@ CUresult launch(Context* context, CUfunction handle, const Config& config, void*
                 void** extra) {
   Function* function;
   CUresult result = function_in(context, handle, &function);
-  if (result != CUDA_SUCCESS) [[unlikely]] return result;
+  if (result != CUDA_SUCCESS) [[unlikely]]
+    return result;
   result = check_shape(context, function, config);
-  if (result != CUDA_SUCCESS) [[unlikely]] return result;
+  if (result != CUDA_SUCCESS) [[unlikely]]
+    return result;
   wire::Handle stream;
   result = resolve_stream(context, config.stream, &stream);
-  if (result != CUDA_SUCCESS) [[unlikely]] return result;
+  if (result != CUDA_SUCCESS) [[unlikely]]
+    return result;
   if (config.flags & wire::kLaunchCooperative) {
     result = check_cooperative(context, function, config);
     if (result != CUDA_SUCCESS) return result;
@@ -138,8 +143,10 @@ CUresult launch(Context* context, CUfunction handle, const Config& config, void*
       block_bytes = function->parameter_bytes;  // padding at the end is not the kernel's
     }
   } else if (!function->layout_known) {
-    log(Level::kError, "the parameters of %s are not known: neither its image nor the driver says "
-        "where they lie", function->name.c_str());
+    log(Level::kError,
+        "the parameters of %s are not known: neither its image nor the driver says "
+        "where they lie",
+        function->name.c_str());
     return CUDA_ERROR_NOT_SUPPORTED;
   } else if (!function->parameters.empty()) {
     REQUIRE(parameters != nullptr);
@@ -280,8 +287,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
                         unsigned int block_z, unsigned int shared_bytes, CUstream stream,
                         void** parameters, void** extra) {
   ENTER();
-  const Config config{
-      {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream};
+  const Config config{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream};
   return frontdoor::result_for_caller(launch(context, function, config, parameters, extra),
                                       __builtin_return_address(0));
 }
@@ -301,10 +307,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* from, CUfunction function, void*
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
                                    unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                                   unsigned int block_z, unsigned int shared_bytes,
-                                   CUstream stream, void** parameters) {
+                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                   void** parameters) {
   ENTER();
-  const Config config{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream,
+  const Config config{{grid_x, grid_y, grid_z},
+                      {block_x, block_y, block_z},
+                      shared_bytes,
+                      stream,
                       wire::kLaunchCooperative};
   return frontdoor::result_for_caller(launch(context, function, config, parameters, nullptr),
                                       __builtin_return_address(0));

@@ -22,9 +22,12 @@ CUresult create_link(Context* context, const JitOptions& options, Link** out) {
   link->context = context;
   link->state = std::make_shared<LinkState>();
   link->state->options = options;
-  const wire::LinkOptions body{options.max_registers, options.threads_per_block,
-                               options.optimization,  options.debug_info,
-                               1,                     0};
+  const wire::LinkOptions body{options.max_registers,
+                               options.threads_per_block,
+                               options.optimization,
+                               options.debug_info,
+                               1,
+                               0};
   {
     Channel::Post post(channel_of(context), op(Operation::kLinkCreateV2), context->wire_id(),
                        sizeof(wire::Handle) + sizeof body);
@@ -40,8 +43,8 @@ CUresult create_link(Context* context, const JitOptions& options, Link** out) {
 CUresult add(Link* link, CUjitInputType type, const void* data, uint64_t bytes, const char* name) {
   if (name == nullptr) name = "";
   const size_t name_bytes = std::min<size_t>(strlen(name), 4096);
-  wire::LinkAdd body{link->wire, bytes, static_cast<uint32_t>(type),
-                     static_cast<uint32_t>(name_bytes), 0, 0};
+  wire::LinkAdd body{
+      link->wire, bytes, static_cast<uint32_t>(type), static_cast<uint32_t>(name_bytes), 0, 0};
   PendingCall call;
   const CUresult result = send_in_pieces(
       link->context, op(Operation::kLinkAddDataV2), static_cast<const uint8_t*>(data), bytes,
@@ -61,11 +64,11 @@ CUresult complete(Link* link, std::vector<uint8_t>* image) {
   PendingCall call;
   call.bulk_to_vector = true;
   call.bulk_room = wire::kMaxImageBytes;
-  const CUresult result = channel_of(link->context)
-                              .call(op(Operation::kLinkComplete), link->context->wire_id(),
-                                    sizeof(wire::Handle),
-                                    [&](wire::Encoder& encoder) { encoder.handle(link->wire); },
-                                    &call);
+  const CUresult result =
+      channel_of(link->context)
+          .call(
+              op(Operation::kLinkComplete), link->context->wire_id(), sizeof(wire::Handle),
+              [&](wire::Encoder& encoder) { encoder.handle(link->wire); }, &call);
   wire::Decoder decoder = call.decoder();
   uint64_t image_bytes = 0;
   deliver_logs(link->state->options, decoder, &image_bytes);
@@ -118,8 +121,8 @@ CUresult link_pieces(Context* context, const std::vector<Code::Piece>& pieces,
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                    \
-  Context* context;                                \
+#define ENTER()     \
+  Context* context; \
   if (const CUresult e_ = enter(&context)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;

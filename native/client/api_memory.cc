@@ -12,8 +12,8 @@
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                    \
-  Context* context;                                \
+#define ENTER()     \
+  Context* context; \
   if (const CUresult e_ = enter(&context)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
@@ -26,9 +26,9 @@ CUresult allocate(Context* context, uint64_t bytes, CUdeviceptr* out) {
   // More than the slice can never be had: answered without asking.
   if (bytes > context->device->snapshot.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   PendingCall call;
-  CUresult result =
-      channel_of(context).call(op(Operation::kMemAllocV2), context->wire_id(), 8,
-                               [bytes](wire::Encoder& encoder) { encoder.scalar(bytes); }, &call);
+  CUresult result = channel_of(context).call(
+      op(Operation::kMemAllocV2), context->wire_id(), 8,
+      [bytes](wire::Encoder& encoder) { encoder.scalar(bytes); }, &call);
   if (result != CUDA_SUCCESS) return settle(context, result);
   wire::Decoder decoder = call.decoder();
   const uint64_t address = decoder.scalar();
@@ -79,8 +79,8 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   ENTER();
   REQUIRE(free != nullptr && total != nullptr);
   PendingCall call;
-  const CUresult result = channel_of(context).call(op(Operation::kMemGetInfoV2), context->wire_id(),
-                                                   0, [](wire::Encoder&) {}, &call);
+  const CUresult result = channel_of(context).call(
+      op(Operation::kMemGetInfoV2), context->wire_id(), 0, [](wire::Encoder&) {}, &call);
   if (result != CUDA_SUCCESS) return settle(context, result);
   wire::Decoder decoder = call.decoder();
   *free = decoder.scalar();
@@ -99,7 +99,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_
   ENTER();
   REQUIRE(out != nullptr && pitch != nullptr && width != 0 && height != 0);
   REQUIRE(element == 4 || element == 8 || element == 16);
-  REQUIRE(width <= static_cast<uint64_t>(context->device->attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH)));
+  REQUIRE(width <=
+          static_cast<uint64_t>(context->device->attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH)));
   const uint64_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
   if (height > ~0ull / row) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = allocate(context, row * height, out);
@@ -143,8 +144,8 @@ CUresult cuMemAllocHost_v2(void** out, size_t bytes) {
 
 CUresult cuMemFreeHost(void* pointer) {
   ENTER();
-  const auto range = Process::get().ranges.remove(reinterpret_cast<uint64_t>(pointer),
-                                                  Range::Type::kPinnedHost);
+  const auto range =
+      Process::get().ranges.remove(reinterpret_cast<uint64_t>(pointer), Range::Type::kPinnedHost);
   REQUIRE(range.has_value());
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   munmap(pointer, (range->bytes + page - 1) / page * page);
@@ -206,7 +207,9 @@ static CUresult attribute_of(const Range* range, uint64_t address, CUpointer_att
           known ? reinterpret_cast<CUcontext>(range->context->handle) : nullptr;
       return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      *static_cast<unsigned*>(data) = !known ? 0 : device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+      *static_cast<unsigned*>(data) = !known   ? 0
+                                      : device ? CU_MEMORYTYPE_DEVICE
+                                               : CU_MEMORYTYPE_HOST;
       return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       *static_cast<CUdeviceptr*>(data) = device ? address : 0;
@@ -290,7 +293,8 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   ENTER();
   REQUIRE(value != nullptr && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
   // Copies are synchronous towards the host wherever this asks for it.
-  REQUIRE(Process::get().ranges.set_sync_memops(address, *static_cast<const unsigned*>(value) != 0));
+  REQUIRE(
+      Process::get().ranges.set_sync_memops(address, *static_cast<const unsigned*>(value) != 0));
   return CUDA_SUCCESS;
 }
 

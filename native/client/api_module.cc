@@ -10,8 +10,8 @@
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                    \
-  Context* context;                                \
+#define ENTER()     \
+  Context* context; \
   if (const CUresult e_ = enter(&context)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
@@ -89,7 +89,8 @@ CUresult attribute(Function* function, CUfunction_attribute which, int* value) {
 CUresult set_attribute(Context* context, Function* function, CUfunction_attribute which,
                        int value) {
   const Device& device = *context->device;
-  REQUIRE(which >= CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && which < CU_FUNC_ATTRIBUTE_MAX);
+  REQUIRE(which >= CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES &&
+          which < CU_FUNC_ATTRIBUTE_MAX);
   if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
     const int limit = device.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) -
                       function->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES];
@@ -100,7 +101,8 @@ CUresult set_attribute(Context* context, Function* function, CUfunction_attribut
     return CUDA_ERROR_INVALID_VALUE;  // read-only
   }
   {
-    Channel::Post post(channel_of(context), op(Operation::kFuncSetAttribute), context->wire_id(), 24);
+    Channel::Post post(channel_of(context), op(Operation::kFuncSetAttribute), context->wire_id(),
+                       24);
     wire::Encoder encoder = post.encoder();
     encoder.handle(function->wire);
     encoder.scalar(static_cast<uint64_t>(which));
@@ -208,7 +210,8 @@ CUresult cuModuleEnumerateFunctions(CUfunction* functions, unsigned int count, C
   const auto code = module->code;
   for (unsigned i = 0; i < count && i < code->info.kernels.size(); i++) {
     Function* function;
-    if (const CUresult e = get_function(module, code->info.kernels[i].name.c_str(), &function)) return e;
+    if (const CUresult e = get_function(module, code->info.kernels[i].name.c_str(), &function))
+      return e;
     functions[i] = handle_of(function);
   }
   return CUDA_SUCCESS;
@@ -361,7 +364,8 @@ CUresult cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int count, CUlibr
   if (!code->info_known) return CUDA_ERROR_NOT_SUPPORTED;
   for (unsigned i = 0; i < count && i < code->info.kernels.size(); i++) {
     Function* kernel;
-    if (const CUresult e = get_kernel(library, code->info.kernels[i].name.c_str(), &kernel)) return e;
+    if (const CUresult e = get_kernel(library, code->info.kernels[i].name.c_str(), &kernel))
+      return e;
     kernels[i] = reinterpret_cast<CUkernel>(kernel->handle);
   }
   return CUDA_SUCCESS;
@@ -393,8 +397,10 @@ CUresult cuLibraryGetManaged(CUdeviceptr*, size_t*, CUlibrary, const char* name)
   INITIALIZED();
   REQUIRE(name != nullptr);
   // The program will read the variable on the CPU: say why it will not find it.
-  log(Level::kError, "the managed variable %s cannot be had: managed memory is not supported over "
-      "the wire", name);
+  log(Level::kError,
+      "the managed variable %s cannot be had: managed memory is not supported over "
+      "the wire",
+      name);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -474,7 +480,8 @@ static CUresult parameter_info(Function* function, size_t index, size_t* offset,
 CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t* offset, size_t* bytes) {
   ENTER();
   Function* function;
-  if (const CUresult e = function_in(context, reinterpret_cast<CUfunction>(kernel), &function)) return e;
+  if (const CUresult e = function_in(context, reinterpret_cast<CUfunction>(kernel), &function))
+    return e;
   return parameter_info(function, index, offset, bytes);
 }
 

@@ -10,14 +10,14 @@
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                    \
-  Context* context;                                \
+#define ENTER()     \
+  Context* context; \
   if (const CUresult e_ = enter(&context)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
-#define STREAM(stream)                                                                     \
-  wire::Handle on_wire;                                                                    \
-  Stream* object;                                                                          \
+#define STREAM(stream)  \
+  wire::Handle on_wire; \
+  Stream* object;       \
   if (const CUresult e_ = resolve_stream(context, stream, &on_wire, &object)) return e_;
 
 namespace {
@@ -180,7 +180,8 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 CUresult cuEventCreate(CUevent* out, unsigned int flags) {
   ENTER();
   REQUIRE(out != nullptr);
-  REQUIRE((flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)) == 0);
+  REQUIRE((flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)) ==
+          0);
   if (flags & CU_EVENT_INTERPROCESS) return CUDA_ERROR_NOT_SUPPORTED;
   Event* event = Process::get().tables.events.allocate();
   if (event == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;

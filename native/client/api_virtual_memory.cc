@@ -9,8 +9,8 @@
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
 
-#define ENTER()                                    \
-  Context* context;                                \
+#define ENTER()     \
+  Context* context; \
   if (const CUresult e_ = enter(&context)) return e_;
 #define REQUIRE(condition) \
   if (!(condition)) return CUDA_ERROR_INVALID_VALUE;
@@ -144,8 +144,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
   Physical* physical = physical_table().find(handle);
   REQUIRE(physical != nullptr && flags == 0 && bytes != 0);
   if (physical->device != context->device) return CUDA_ERROR_NOT_SUPPORTED;
-  const CUresult result = ask(context, Operation::kMemMap,
-                              {address, bytes, offset, word_of(physical->wire)});
+  const CUresult result =
+      ask(context, Operation::kMemMap, {address, bytes, offset, word_of(physical->wire)});
   if (result != CUDA_SUCCESS) return result;
   std::lock_guard guard(mappings().lock);
   mappings().at[address] = {bytes, physical, 0};
@@ -170,7 +170,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
   ENTER();
   REQUIRE(descriptions != nullptr && count != 0 && bytes != 0);
   for (size_t i = 0; i < count; i++) {
-    if (descriptions[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (descriptions[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+      return CUDA_ERROR_NOT_SUPPORTED;
     const Device* device = Process::get().device(descriptions[i].location.id);
     if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     if (device != context->device) return CUDA_ERROR_NOT_SUPPORTED;

@@ -24,9 +24,9 @@ using wire::FrameReader;
 
 namespace {
 
-constexpr long kFlushDelayNs = 30'000;       // age of a batch's first command before it is sent
-constexpr long kMaxFlushDelayNs = 1'000'000; // the same where batches were always sent by others
-constexpr long kIdleNs = 20'000'000;         // without traffic: the flusher sleeps until it is woken
+constexpr long kFlushDelayNs = 30'000;        // age of a batch's first command before it is sent
+constexpr long kMaxFlushDelayNs = 1'000'000;  // the same where batches were always sent by others
+constexpr long kIdleNs = 20'000'000;  // without traffic: the flusher sleeps until it is woken
 
 }  // namespace
 
@@ -55,8 +55,8 @@ uint8_t* Channel::begin_command(uint16_t operation, uint32_t context, size_t bod
   if (batch_bytes_ + bytes > kBatchBytes && batch_bytes_ > 0) send_batch(nullptr, 0);
   uint8_t* at = batch_.get() + batch_bytes_;
   batch_bytes_ += bytes;
-  const wire::CommandHeader header{static_cast<uint32_t>(bytes), operation, flags, bulk_count,
-                                   thread_index(), context};
+  const wire::CommandHeader header{
+      static_cast<uint32_t>(bytes), operation, flags, bulk_count, thread_index(), context};
   memcpy(at, &header, sizeof header);
   at += sizeof header;
   if (flags) {
@@ -150,8 +150,8 @@ void Channel::wake_flusher() {
 }
 
 // Sends batches that nobody fills or waits for. While there is traffic it looks again and again, so
-// that those who post commands need not wake it: soon after a batch that it had to send itself, ever
-// more rarely as long as others do it.
+// that those who post commands need not wake it: soon after a batch that it had to send itself,
+// ever more rarely as long as others do it.
 void Channel::flusher_loop() {
   pthread_setname_np(pthread_self(), "gpupool-flush");
   prctl(PR_SET_TIMERSLACK, 1000ul);

@@ -22,14 +22,14 @@ namespace gpupool::client {
 // A call that waits for its reply; lives on the caller's stack.
 struct PendingCall {
   // Filled in by the caller:
-  uint8_t* bulk_to = nullptr;  // where the reply's bulk data go
-  uint64_t bulk_room = 0;      // more than this is a broken reply
-  bool bulk_to_vector = false; // bulk data of unknown size go to `bulk` instead, up to bulk_room
+  uint8_t* bulk_to = nullptr;   // where the reply's bulk data go
+  uint64_t bulk_room = 0;       // more than this is a broken reply
+  bool bulk_to_vector = false;  // bulk data of unknown size go to `bulk` instead, up to bulk_room
 
   // Filled in by whoever reads:
   std::atomic<bool> done{false};
   CUresult status = CUDA_ERROR_UNKNOWN;
-  uint64_t bulk_bytes = 0;     // that came
+  uint64_t bulk_bytes = 0;  // that came
   std::vector<uint8_t> body;
   std::vector<uint8_t> bulk;
 
@@ -50,7 +50,7 @@ class ChannelEvents {
 
 class Channel {
  public:
-  static constexpr size_t kBatchBytes = 48 * 1024;    // then a batch is sent in any case
+  static constexpr size_t kBatchBytes = 48 * 1024;  // then a batch is sent in any case
   static constexpr size_t kMaxCommandBytes = 96 * 1024;
 
   Channel(std::unique_ptr<carriers::Carrier> carrier, uint32_t epoch, uint64_t initial_credit,

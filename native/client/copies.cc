@@ -41,8 +41,9 @@ void send_to_device(Context* context, uint64_t device, uint64_t pitch, uint64_t 
   }
   Part parts[wire::kMaxBulkSegments];
   const int count = split(data, bytes, parts);
-  channel.send_bulk(op(Operation::kMemcpyHtoDAsyncV2), context->wire_id(), sizeof body,
-                    [&](wire::Encoder& encoder) { encoder.put(body); }, parts, count);
+  channel.send_bulk(
+      op(Operation::kMemcpyHtoDAsyncV2), context->wire_id(), sizeof body,
+      [&](wire::Encoder& encoder) { encoder.put(body); }, parts, count);
 }
 
 }  // namespace
@@ -52,8 +53,8 @@ CUresult copy_to_device(Context* context, const HostRows& rows, wire::Handle str
   const uint32_t flags = synchronous ? uint32_t{wire::kCopySynchronous} : 0;
   Channel& channel = channel_of(context);
   auto* host = reinterpret_cast<uint8_t*>(rows.host);
-  const bool one_row = rows.height == 1 || (rows.host_pitch == rows.width &&
-                                            rows.device_pitch == rows.width);
+  const bool one_row =
+      rows.height == 1 || (rows.host_pitch == rows.width && rows.device_pitch == rows.width);
   if (one_row) {
     const uint64_t total = rows.width * rows.height;
     for (uint64_t done = 0; done < total && !channel.lost();) {
@@ -66,8 +67,12 @@ CUresult copy_to_device(Context* context, const HostRows& rows, wire::Handle str
     std::vector<uint8_t> packed;
     for (uint64_t row = 0; row < rows.height && !channel.lost();) {
       if (rows.width > kFrameBulkBytes) {
-        const HostRows one{rows.host + row * rows.host_pitch, 0,
-                           rows.device + row * rows.device_pitch, 0, rows.width, 1};
+        const HostRows one{rows.host + row * rows.host_pitch,
+                           0,
+                           rows.device + row * rows.device_pitch,
+                           0,
+                           rows.width,
+                           1};
         const CUresult result = copy_to_device(context, one, stream, synchronous);
         if (result != CUDA_SUCCESS) return result;
         row++;
@@ -100,12 +105,9 @@ CUresult copy_from_device(Context* context, const HostRows& rows, wire::Handle s
     packed.resize(total);
     call.bulk_to = packed.data();
   }
-  const wire::CopyFromDevice body{rows.device,
-                                  total,
-                                  device_packed ? 0 : rows.device_pitch,
-                                  device_packed ? total : rows.width,
-                                  stream,
-                                  0};
+  const wire::CopyFromDevice body{
+      rows.device, total, device_packed ? 0 : rows.device_pitch, device_packed ? total : rows.width,
+      stream,      0};
   CUresult result = channel_of(context).call(
       op(Operation::kMemcpyDtoHAsyncV2), context->wire_id(), sizeof body,
       [&](wire::Encoder& encoder) { encoder.put(body); }, &call);

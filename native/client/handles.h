@@ -11,7 +11,16 @@
 
 namespace gpupool::client {
 
-enum class Kind : uint32_t { kContext = 1, kModule, kLibrary, kFunction, kStream, kEvent, kLink, kPhysical };
+enum class Kind : uint32_t {
+  kContext = 1,
+  kModule,
+  kLibrary,
+  kFunction,
+  kStream,
+  kEvent,
+  kLink,
+  kPhysical
+};
 
 // Bits of a handle: kind 40-46, generation 24-39, index 4-23. The lowest bits are zero, and no
 // handle is a small number (those are special streams) or a non-canonical address.
@@ -21,7 +30,8 @@ inline uint64_t make_handle(Kind kind, uint32_t index, uint32_t generation) {
 }
 
 // Objects of one kind. Slots are never given back to the system, so a lookup needs no lock; a
-// program that uses a handle while it destroys it may see the old or the next object, never garbage.
+// program that uses a handle while it destroys it may see the old or the next object, never
+// garbage.
 template <typename T, Kind kKind>
 class Table {
  public:

@@ -25,11 +25,13 @@ CUresult send_in_pieces(Context* context, uint16_t operation, const uint8_t* dat
       done += piece;
     }
     if (done == bytes) {
-      return channel.call(operation, context->wire_id(), body_bytes,
-                          [&](wire::Encoder& encoder) { fill(encoder, false); }, call, parts, count);
+      return channel.call(
+          operation, context->wire_id(), body_bytes,
+          [&](wire::Encoder& encoder) { fill(encoder, false); }, call, parts, count);
     }
-    channel.send_bulk(operation, context->wire_id(), body_bytes,
-                      [&](wire::Encoder& encoder) { fill(encoder, true); }, parts, count);
+    channel.send_bulk(
+        operation, context->wire_id(), body_bytes,
+        [&](wire::Encoder& encoder) { fill(encoder, true); }, parts, count);
     if (channel.lost()) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
 }

@@ -19,8 +19,8 @@ struct Range {
   uint64_t bytes = 0;
   Type type = Type::kDevice;
   Context* context = nullptr;
-  unsigned flags = 0;       // of the allocation
-  uint64_t buffer_id = 0;   // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  unsigned flags = 0;      // of the allocation
+  uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool sync_memops = false;
 
   bool on_device() const { return type <= Type::kMapped; }

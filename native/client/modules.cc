@@ -86,7 +86,8 @@ void deliver_logs(const JitOptions& options, wire::Decoder& decoder, uint64_t* i
   deliver(error, options.error_log, options.error_room, options.error_size);
   if (options.wall_time != nullptr) *options.wall_time = nullptr;  // 0.0f
   if (!error.empty()) {
-    log(Level::kInfo, "device code was refused: %.*s", static_cast<int>(error.size()), error.data());
+    log(Level::kInfo, "device code was refused: %.*s", static_cast<int>(error.size()),
+        error.data());
   }
 }
 
@@ -117,8 +118,10 @@ CUresult make_code(const frontdoor::Image& image, const Device& device,
     std::string why;
     if (piece.ptx) {
       code->info_known = frontdoor::scan_ptx(
-          {reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size()}, &code->info, &why);
-      if (!code->info_known) log(Level::kInfo, "PTX that is only known to the driver: %s", why.c_str());
+          {reinterpret_cast<const char*>(piece.bytes.data()), piece.bytes.size()}, &code->info,
+          &why);
+      if (!code->info_known)
+        log(Level::kInfo, "PTX that is only known to the driver: %s", why.c_str());
     } else {
       code->info_known = frontdoor::scan_cubin(piece.bytes, &code->info);
     }
@@ -140,13 +143,19 @@ namespace {
 
 CUresult upload(Context* context, Module* module, const Code::Piece& piece,
                 const JitOptions& options) {
-  wire::ModuleLoad body{module->wire,         piece.bytes.size(), options.max_registers,
-                        options.threads_per_block, options.optimization, options.debug_info,
-                        options.want_log() ? 1u : 0u, 0};
+  wire::ModuleLoad body{module->wire,
+                        piece.bytes.size(),
+                        options.max_registers,
+                        options.threads_per_block,
+                        options.optimization,
+                        options.debug_info,
+                        options.want_log() ? 1u : 0u,
+                        0};
   if (log_enabled(Level::kInfo)) body.want_log = 1;
   PendingCall call;
   const CUresult result = send_in_pieces(
-      context, op(Operation::kModuleLoadDataEx), piece.bytes.data(), piece.bytes.size(), sizeof body,
+      context, op(Operation::kModuleLoadDataEx), piece.bytes.data(), piece.bytes.size(),
+      sizeof body,
       [&](wire::Encoder& encoder, bool more) {
         body.more_follows = more ? 1 : 0;
         encoder.put(body);
@@ -267,13 +276,14 @@ CUresult get_function(Module* module, const char* name, Function** out) {
   const wire::FunctionGet body{module->wire, function->wire, length};
   PendingCall call;
   CUresult result = channel_of(module->context)
-                        .call(op(Operation::kModuleGetFunction), module->context->wire_id(),
-                              sizeof body + wire::align8(length),
-                              [&](wire::Encoder& encoder) {
-                                encoder.put(body);
-                                encoder.raw(name, length);
-                              },
-                              &call);
+                        .call(
+                            op(Operation::kModuleGetFunction), module->context->wire_id(),
+                            sizeof body + wire::align8(length),
+                            [&](wire::Encoder& encoder) {
+                              encoder.put(body);
+                              encoder.raw(name, length);
+                            },
+                            &call);
   if (result == CUDA_SUCCESS) {
     wire::Decoder decoder = call.decoder();
     const auto info = decoder.get<wire::FunctionInfo>();
@@ -320,13 +330,14 @@ CUresult get_global(Module* module, const char* name, uint64_t* address, uint64_
   if (length == 0 || length > wire::kMaxNameBytes) return CUDA_ERROR_NOT_FOUND;
   PendingCall call;
   const CUresult result = channel_of(module->context)
-                              .call(op(Operation::kModuleGetGlobalV2), module->context->wire_id(),
-                                    sizeof(wire::Handle) + wire::Encoder::bytes_size(length),
-                                    [&](wire::Encoder& encoder) {
-                                      encoder.handle(module->wire);
-                                      encoder.bytes(name, length);
-                                    },
-                                    &call);
+                              .call(
+                                  op(Operation::kModuleGetGlobalV2), module->context->wire_id(),
+                                  sizeof(wire::Handle) + wire::Encoder::bytes_size(length),
+                                  [&](wire::Encoder& encoder) {
+                                    encoder.handle(module->wire);
+                                    encoder.bytes(name, length);
+                                  },
+                                  &call);
   if (result != CUDA_SUCCESS) return settle(module->context, result);
   wire::Decoder decoder = call.decoder();
   *address = decoder.scalar();

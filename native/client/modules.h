@@ -82,7 +82,7 @@ struct Function : Object {
   std::map<std::pair<int, uint64_t>, int> occupancy;  // by block size and dynamic shared memory
 
   // Of a CUkernel:
-  std::atomic<Function*> last{nullptr};            // the function of the context that used it last
+  std::atomic<Function*> last{nullptr};  // the function of the context that used it last
   std::map<int, std::map<int, int>> set_attributes;  // by device: for contexts that come later
 };
 

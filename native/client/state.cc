@@ -23,7 +23,8 @@ namespace {
 // The handshake's view of a carrier.
 class CarrierStream final : public wire::HandshakeStream {
  public:
-  explicit CarrierStream(std::unique_ptr<carriers::Carrier> carrier) : carrier(std::move(carrier)) {}
+  explicit CarrierStream(std::unique_ptr<carriers::Carrier> carrier)
+      : carrier(std::move(carrier)) {}
   bool send_all(const void* data, size_t bytes, int timeout_ms) override {
     return carriers::write_all(*carrier, data, bytes, timeout_ms * 1000ll);
   }
@@ -62,7 +63,8 @@ uint64_t arena_size(uint64_t memory) {
 
 // Reserves the next free arena at or after *at; false: there is none.
 bool reserve_arena(uint64_t* at, uint64_t bytes) {
-  for (uint64_t base = (*at + bytes - 1) / bytes * bytes; base + bytes <= kArenaLast; base += bytes) {
+  for (uint64_t base = (*at + bytes - 1) / bytes * bytes; base + bytes <= kArenaLast;
+       base += bytes) {
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -182,11 +184,11 @@ void Process::choose_visible(std::vector<wire::DeviceSnapshot> all) {
           CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
           CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
           CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
-          CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-          CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
-          CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
+          CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
+          CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
           CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-          CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+          CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1,
+          CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
           CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR}) {
       device->snapshot.attributes[attribute] = 0;
     }

@@ -35,9 +35,9 @@ struct Context : Object {
   unsigned flags = 0;
   unsigned api_version = 3020;
   uint64_t id = 0;
-  std::atomic<bool> active{false};   // false: destroyed, or a primary context that nobody retains
-  std::atomic<int> sticky{0};        // CUresult after an execution error
-  std::atomic<int> refused{0};       // CUresult of a refused command that was not told yet
+  std::atomic<bool> active{false};  // false: destroyed, or a primary context that nobody retains
+  std::atomic<int> sticky{0};       // CUresult after an execution error
+  std::atomic<int> refused{0};      // CUresult of a refused command that was not told yet
   CUfunc_cache cache_config = CU_FUNC_CACHE_PREFER_NONE;
   CUsharedconfig shared_config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
 
@@ -106,9 +106,7 @@ class Process {
 
   CUresult init(unsigned flags);
   // CUDA_ERROR_NOT_INITIALIZED, or what cuInit failed with.
-  CUresult check() const {
-    return static_cast<CUresult>(state_.load(std::memory_order_acquire));
-  }
+  CUresult check() const { return static_cast<CUresult>(state_.load(std::memory_order_acquire)); }
 
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   Device* device(CUdevice ordinal) const {

@@ -8,7 +8,8 @@
 //   kHello   HelloBody                 ->
 //                                      <-    kChallenge ChallengeBody
 //   kProof   ProofBody                 ->
-//                                      <-    kWelcome WelcomeBody (+ snapshot) | kRefused RefusedBody
+//                                      <-    kWelcome WelcomeBody (+ snapshot) | kRefused
+//                                      RefusedBody
 #pragma once
 
 #include <cstdint>
@@ -25,25 +26,25 @@ enum class ConnectionPurpose : uint16_t {
 };
 
 struct HelloBody {
-  uint64_t magic;            // kHelloMagic
-  uint16_t major;            // protocol versions that the client speaks
+  uint64_t magic;  // kHelloMagic
+  uint16_t major;  // protocol versions that the client speaks
   uint16_t minor;
   uint16_t minor_min;
-  uint16_t purpose;          // ConnectionPurpose
-  uint8_t lease[16];         // the lease's uuid
+  uint16_t purpose;   // ConnectionPurpose
+  uint8_t lease[16];  // the lease's uuid
   uint8_t client_nonce[32];
-  uint8_t session[16];       // kDevice: the session's id from its kWelcome; else 0
-  uint32_t device;           // kDevice: ordinal of the slice in the lease; else 0
-  uint32_t pid;              // of the client, for people; never trusted
-  char program[64];          // the client's program name, for people; never trusted
-  uint64_t arena_base;       // kDevice: the arena that the client reserved for this device's addresses
+  uint8_t session[16];  // kDevice: the session's id from its kWelcome; else 0
+  uint32_t device;      // kDevice: ordinal of the slice in the lease; else 0
+  uint32_t pid;         // of the client, for people; never trusted
+  char program[64];     // the client's program name, for people; never trusted
+  uint64_t arena_base;  // kDevice: the arena that the client reserved for this device's addresses
   uint64_t arena_bytes;
 };
 static_assert(sizeof(HelloBody) == 168);
 
 struct ChallengeBody {
   uint16_t major;
-  uint16_t minor;            // the version of this connection: the highest that both speak
+  uint16_t minor;  // the version of this connection: the highest that both speak
   uint32_t reserved;
   uint8_t server_nonce[32];
 };
@@ -59,8 +60,8 @@ struct WelcomeBody {
   uint8_t proof[32];
   uint8_t session[16];
   uint32_t epoch;
-  uint32_t device_count;     // kSession: the number of DeviceSnapshots that follow
-  uint64_t initial_credit;   // bytes that the client may send before the first credit
+  uint32_t device_count;    // kSession: the number of DeviceSnapshots that follow
+  uint64_t initial_credit;  // bytes that the client may send before the first credit
 };
 static_assert(sizeof(WelcomeBody) == 64);
 
@@ -68,9 +69,9 @@ static_assert(sizeof(WelcomeBody) == 64);
 constexpr uint32_t kAttributeCount = 160;
 struct DeviceSnapshot {
   char name[256];
-  uint8_t uuid[16];               // the slice's virtual UUID
-  uint64_t memory_bytes;          // of the slice: cuDeviceTotalMem
-  uint32_t driver_version;        // cuDriverGetVersion
+  uint8_t uuid[16];         // the slice's virtual UUID
+  uint64_t memory_bytes;    // of the slice: cuDeviceTotalMem
+  uint32_t driver_version;  // cuDriverGetVersion
   uint32_t compute_percent;
   int32_t attributes[kAttributeCount];  // by CUdevice_attribute; PCI ids are the slice's own
   int32_t stream_priority_least;
@@ -79,12 +80,12 @@ struct DeviceSnapshot {
 static_assert(sizeof(DeviceSnapshot) == 936 && std::is_trivially_copyable_v<DeviceSnapshot>);
 
 enum class RefusalCode : uint32_t {
-  kBadFrame = 1,        // not a frame, or one that is out of order
-  kVersion = 2,         // no protocol version in common
-  kUnknownLease = 3,    // also a lease that has ended
-  kProof = 4,           // wrong key
-  kNoWorker = 5,        // the worker could not be started
-  kLimit = 6,           // too many sessions
+  kBadFrame = 1,      // not a frame, or one that is out of order
+  kVersion = 2,       // no protocol version in common
+  kUnknownLease = 3,  // also a lease that has ended
+  kProof = 4,         // wrong key
+  kNoWorker = 5,      // the worker could not be started
+  kLimit = 6,         // too many sessions
   kInternal = 7,
 };
 

@@ -15,10 +15,10 @@ constexpr uint16_t kProtocolMajor = 0;
 constexpr uint16_t kProtocolMinor = 1;     // what this build speaks
 constexpr uint16_t kProtocolMinorMin = 1;  // the oldest minor version that this build serves
 
-constexpr uint32_t kMaxFrameBody = 256 * 1024;         // commands, replies or events of one frame
-constexpr uint32_t kMaxBulkSegments = 16;              // bulk segments of one frame
-constexpr uint32_t kMaxBulkSegment = 1024 * 1024;      // bytes of one bulk segment
-constexpr uint32_t kInlineDataLimit = 16 * 1024;       // data up to this size lies in the command
+constexpr uint32_t kMaxFrameBody = 256 * 1024;     // commands, replies or events of one frame
+constexpr uint32_t kMaxBulkSegments = 16;          // bulk segments of one frame
+constexpr uint32_t kMaxBulkSegment = 1024 * 1024;  // bytes of one bulk segment
+constexpr uint32_t kInlineDataLimit = 16 * 1024;   // data up to this size lies in the command
 
 // Credit: a client may not send more than the worker has granted; the worker may send without limit
 // (kUnlimitedCredit), since it only answers what the client has asked for and is about to read.
@@ -42,15 +42,15 @@ enum class FrameKind : uint16_t {
 // to a multiple of 8 bytes), body (body_bytes, a multiple of 8), then the bulk segments' bytes.
 // A relay forwards a frame with the header and the list of segments alone.
 struct FrameHeader {
-  uint32_t magic;          // kFrameMagic
-  uint16_t kind;           // FrameKind
-  uint16_t bulk_count;     // bulk segments that follow the body
-  uint32_t body_bytes;     // <= kMaxFrameBody, multiple of 8
-  uint32_t epoch;          // the session's epoch, from kWelcome; another epoch's frames are refused
-  uint64_t sequence;       // number of this frame in its direction, from 1; 0 in the handshake
-  uint64_t acknowledged;   // highest sequence of the other direction that was taken in completely
-  uint64_t credit;         // bytes (headers, bodies and bulk since the start) the peer may have sent
-  uint64_t bulk_bytes;     // sum of the bulk segments
+  uint32_t magic;         // kFrameMagic
+  uint16_t kind;          // FrameKind
+  uint16_t bulk_count;    // bulk segments that follow the body
+  uint32_t body_bytes;    // <= kMaxFrameBody, multiple of 8
+  uint32_t epoch;         // the session's epoch, from kWelcome; another epoch's frames are refused
+  uint64_t sequence;      // number of this frame in its direction, from 1; 0 in the handshake
+  uint64_t acknowledged;  // highest sequence of the other direction that was taken in completely
+  uint64_t credit;        // bytes (headers, bodies and bulk since the start) the peer may have sent
+  uint64_t bulk_bytes;    // sum of the bulk segments
 };
 static_assert(sizeof(FrameHeader) == 48 && std::is_trivially_copyable_v<FrameHeader>);
 
@@ -87,10 +87,10 @@ struct ReplyHeader {
 static_assert(sizeof(ReplyHeader) == 24);
 
 enum class EventKind : uint16_t {
-  kStickyError = 1,  // body: i32 CUresult, u32 0, u64 last sequence taken in; context: whose
-  kPrintf = 2,       // body: u64 length, then bytes for the client's standard output
-  kAsyncError = 3,   // body: i32 CUresult, u16 operation, u16 0: an unanswered command was refused
-  kHostCallback = 4, // body: u64 callback number; the client answers with an operation
+  kStickyError = 1,   // body: i32 CUresult, u32 0, u64 last sequence taken in; context: whose
+  kPrintf = 2,        // body: u64 length, then bytes for the client's standard output
+  kAsyncError = 3,    // body: i32 CUresult, u16 operation, u16 0: an unanswered command was refused
+  kHostCallback = 4,  // body: u64 callback number; the client answers with an operation
 };
 
 struct EventHeader {

@@ -118,10 +118,15 @@ int FrameWriter::prepare(FrameKind kind, const void* body, uint32_t body_bytes, 
     segments_[i] = static_cast<uint32_t>(bulk[i].bytes);
     total += bulk[i].bytes;
   }
-  header_ = FrameHeader{kFrameMagic, static_cast<uint16_t>(kind), static_cast<uint16_t>(bulk_count),
-                        body_bytes,  epoch_,
-                        ++sequence_, acknowledged,
-                        credit,      total};
+  header_ = FrameHeader{kFrameMagic,
+                        static_cast<uint16_t>(kind),
+                        static_cast<uint16_t>(bulk_count),
+                        body_bytes,
+                        epoch_,
+                        ++sequence_,
+                        acknowledged,
+                        credit,
+                        total};
   sent_ += frame_bytes(body_bytes, bulk_count, total);
   int count = 0;
   parts[count++] = {&header_, sizeof header_};

@@ -1,5 +1,6 @@
-// Frames over a carrier: FrameReader takes them in and checks their headers, FrameWriter sends them.
-// Bulk segments are not buffered: they are read to where they belong, or sent from where they lie.
+// Frames over a carrier: FrameReader takes them in and checks their headers, FrameWriter sends
+// them. Bulk segments are not buffered: they are read to where they belong, or sent from where they
+// lie.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,9 @@ class FrameReader {
   // Reads bulk bytes, as many as there are. `bytes` at most bulk_left().
   carriers::Moved read_bulk(void* to, size_t bytes, bool may_wait);
 
-  uint64_t sequence() const { return sequence_; }      // of the last frame
-  uint64_t received() const { return received_; }      // bytes of all frames, bulk as it is read
-  bool buffered() const { return begin_ != end_; }     // bytes of a further frame are there already
+  uint64_t sequence() const { return sequence_; }   // of the last frame
+  uint64_t received() const { return received_; }   // bytes of all frames, bulk as it is read
+  bool buffered() const { return begin_ != end_; }  // bytes of a further frame are there already
 
  private:
   Result bad(const char* reason);
@@ -65,7 +66,8 @@ class FrameWriter {
 
   // Bytes that a frame takes in the stream.
   static uint64_t frame_bytes(uint32_t body_bytes, int bulk_count, uint64_t bulk_bytes) {
-    return sizeof(FrameHeader) + align8(static_cast<size_t>(bulk_count) * 4) + body_bytes + bulk_bytes;
+    return sizeof(FrameHeader) + align8(static_cast<size_t>(bulk_count) * 4) + body_bytes +
+           bulk_bytes;
   }
 
   // Sends one whole frame: `body_bytes` a multiple of 8, each bulk part one segment. Where the
@@ -76,7 +78,8 @@ class FrameWriter {
             int bulk_count, uint64_t acknowledged, uint64_t credit, Blocked&& blocked) {
     carriers::Part parts[kMaxBulkSegments + 3];
     int first = 0;
-    const int count = prepare(kind, body, body_bytes, bulk, bulk_count, acknowledged, credit, parts);
+    const int count =
+        prepare(kind, body, body_bytes, bulk, bulk_count, acknowledged, credit, parts);
     while (first < count) {
       const carriers::Moved moved = carrier_.write(parts + first, count - first, true);
       if (moved.status == carriers::Status::kOk) {

@@ -51,9 +51,9 @@ namespace gpupool::wire {
 
 struct ContextCreate {
   Handle context;
-  uint32_t flags;      // CUctx_flags
-  uint32_t primary;    // 1: the device's primary context
-  uint64_t arena_base; // the arena for this device's addresses; the first answer that accepts one
+  uint32_t flags;        // CUctx_flags
+  uint32_t primary;      // 1: the device's primary context
+  uint64_t arena_base;   // the arena for this device's addresses; the first answer that accepts one
   uint64_t arena_bytes;  // fixes it for the session
 };
 struct ContextCreated {
@@ -68,11 +68,11 @@ enum CopyFlags : uint32_t {
 };
 struct CopyToDevice {
   uint64_t destination;
-  uint64_t bytes;   // of the data: width * height
-  uint64_t pitch;   // of the destination, 0: one row
-  uint64_t width;   // bytes of a row; the data are packed
+  uint64_t bytes;  // of the data: width * height
+  uint64_t pitch;  // of the destination, 0: one row
+  uint64_t width;  // bytes of a row; the data are packed
   Handle stream;
-  uint32_t flags;   // CopyFlags
+  uint32_t flags;  // CopyFlags
   uint32_t reserved;
 };
 struct CopyFromDevice {
@@ -93,14 +93,14 @@ struct CopyRows {
 
 struct ModuleLoad {
   Handle module;
-  uint64_t image_bytes;      // sum of the bulk segments of this command and those that follow
-  uint32_t max_registers;    // CU_JIT_MAX_REGISTERS, 0: not set
+  uint64_t image_bytes;        // sum of the bulk segments of this command and those that follow
+  uint32_t max_registers;      // CU_JIT_MAX_REGISTERS, 0: not set
   uint32_t threads_per_block;  // CU_JIT_THREADS_PER_BLOCK, 0: not set
-  int32_t optimization;      // CU_JIT_OPTIMIZATION_LEVEL, -1: not set
-  uint32_t debug_info;       // bit 0: CU_JIT_GENERATE_DEBUG_INFO, bit 1: CU_JIT_GENERATE_LINE_INFO
-  uint32_t want_log;         // 1: the answer carries the compiler's logs
-  uint32_t more_follows;     // 1: the image goes on in the next kModuleLoad of this module, and
-                             // this one is not answered
+  int32_t optimization;        // CU_JIT_OPTIMIZATION_LEVEL, -1: not set
+  uint32_t debug_info;    // bit 0: CU_JIT_GENERATE_DEBUG_INFO, bit 1: CU_JIT_GENERATE_LINE_INFO
+  uint32_t want_log;      // 1: the answer carries the compiler's logs
+  uint32_t more_follows;  // 1: the image goes on in the next kModuleLoad of this module, and
+                          // this one is not answered
 };
 
 constexpr uint32_t kFunctionAttributes = 16;  // CUfunction_attribute 0 to 15
@@ -136,9 +136,9 @@ struct Launch {
   uint32_t grid[3];
   uint32_t block[3];
   uint32_t shared_bytes;
-  uint32_t flags;           // LaunchFlags
-  uint32_t cluster[3];      // 0: none
-  uint32_t parameter_bytes; // they follow, laid out as the kernel takes them
+  uint32_t flags;            // LaunchFlags
+  uint32_t cluster[3];       // 0: none
+  uint32_t parameter_bytes;  // they follow, laid out as the kernel takes them
 };
 
 struct LinkOptions {
@@ -151,14 +151,15 @@ struct LinkOptions {
 };
 struct LinkAdd {
   Handle link;
-  uint64_t bytes;       // of the data
-  uint32_t type;        // CUjitInputType
+  uint64_t bytes;  // of the data
+  uint32_t type;   // CUjitInputType
   uint32_t name_bytes;
   uint32_t more_follows;  // as in ModuleLoad
   uint32_t reserved;
 };
 
-static_assert(sizeof(ContextCreate) == 32 && sizeof(CopyToDevice) == 48 && sizeof(CopyFromDevice) == 48);
+static_assert(sizeof(ContextCreate) == 32 && sizeof(CopyToDevice) == 48 &&
+              sizeof(CopyFromDevice) == 48);
 static_assert(sizeof(ModuleLoad) == 40 && sizeof(FunctionInfo) == 80 && sizeof(Launch) == 64);
 static_assert(sizeof(LinkAdd) == 32 && sizeof(LinkOptions) == 24 && sizeof(StreamCreate) == 16);
 

@@ -33,8 +33,8 @@ std::unique_ptr<Driver> Driver::load(const std::string& directory, std::string* 
     *why = std::string("cannot load the driver: ") + dlerror();
     return nullptr;
   }
-  using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t,
-                                      CUdriverProcAddressQueryResult*);
+  using GetProcAddress =
+      CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
   const auto get = reinterpret_cast<GetProcAddress>(dlsym(driver->library_, "cuGetProcAddress_v2"));
   if (get == nullptr) {
     *why = path + " has no cuGetProcAddress_v2: a driver for CUDA 12 or later is needed";
@@ -45,16 +45,18 @@ std::unique_ptr<Driver> Driver::load(const std::string& directory, std::string* 
   for (const DriverFunction& function : kDriverFunctions) {
     void* found = nullptr;
     CUdriverProcAddressQueryResult status;
-    if (get(function.base, &found, function.since, 0, &status) == CUDA_SUCCESS && found != nullptr) {
+    if (get(function.base, &found, function.since, 0, &status) == CUDA_SUCCESS &&
+        found != nullptr) {
       memcpy(reinterpret_cast<char*>(driver->table_.get()) + function.offset, &found, sizeof found);
     }
   }
   const DriverTable& table = *driver->table_;
   if (table.cuInit == nullptr || table.cuDeviceGetCount == nullptr ||
       table.cuDevicePrimaryCtxRetain == nullptr || table.cuMemAddressReserve == nullptr ||
-      table.cuMemCreate == nullptr || table.cuMemMap == nullptr || table.cuMemSetAccess == nullptr ||
-      table.cuLaunchKernel == nullptr || table.cuStreamQuery == nullptr ||
-      table.cuMemcpyHtoDAsync_v2 == nullptr || table.cuMemcpyDtoHAsync_v2 == nullptr) {
+      table.cuMemCreate == nullptr || table.cuMemMap == nullptr ||
+      table.cuMemSetAccess == nullptr || table.cuLaunchKernel == nullptr ||
+      table.cuStreamQuery == nullptr || table.cuMemcpyHtoDAsync_v2 == nullptr ||
+      table.cuMemcpyDtoHAsync_v2 == nullptr) {
     *why = path + " lacks functions that a worker cannot do without";
     return nullptr;
   }
@@ -74,7 +76,8 @@ int Driver::ordinal(const std::string& uuid) const {
   }
   for (int i = 0; i < device_count_; i++) {
     CUuuid own;
-    if (table_->cuDeviceGetUuid_v2 == nullptr || table_->cuDeviceGetUuid_v2(&own, i) != CUDA_SUCCESS) {
+    if (table_->cuDeviceGetUuid_v2 == nullptr ||
+        table_->cuDeviceGetUuid_v2(&own, i) != CUDA_SUCCESS) {
       continue;
     }
     char text[33];
@@ -112,7 +115,8 @@ bool take_snapshot(const Driver& driver, int ordinal, wire::DeviceSnapshot* snap
     int value = 0;
     // What this driver does not know is 0, as of a device that cannot do it.
     if (i < CU_DEVICE_ATTRIBUTE_MAX &&
-        table.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(i), device) == CUDA_SUCCESS) {
+        table.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(i), device) ==
+            CUDA_SUCCESS) {
       snapshot->attributes[i] = value;
     }
   }

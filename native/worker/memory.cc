@@ -6,9 +6,9 @@
 namespace gpupool::worker {
 namespace {
 
-constexpr uint64_t kAlignment = 512;           // of small allocations
-constexpr uint64_t kSmall = 1024 * 1024;       // up to this size memory is shared with others
-constexpr uint64_t kMaxBytes = 1ull << 46;     // beyond it no sum can overflow
+constexpr uint64_t kAlignment = 512;        // of small allocations
+constexpr uint64_t kSmall = 1024 * 1024;    // up to this size memory is shared with others
+constexpr uint64_t kMaxBytes = 1ull << 46;  // beyond it no sum can overflow
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -246,7 +246,8 @@ bool Memory::contains(uint64_t address, uint64_t bytes) const {
   if (next != allocations_.begin()) {
     const auto& [base, allocation] = *std::prev(next);
     const uint64_t offset = address - base;
-    if (allocation.live && offset < allocation.bytes && bytes <= allocation.bytes - offset) return true;
+    if (allocation.live && offset < allocation.bytes && bytes <= allocation.bytes - offset)
+      return true;
   }
   auto global = globals_.upper_bound(address);
   if (global == globals_.begin()) return false;

@@ -35,7 +35,8 @@ class Memory {
   std::vector<uint64_t> of_context(uint32_t context) const;
   void trim() { drop_spare(); }  // gives back what is only kept for later
 
-  // Addresses of the arena without memory, for programs that map by themselves. `wanted` 0: anywhere.
+  // Addresses of the arena without memory, for programs that map by themselves. `wanted` 0:
+  // anywhere.
   bool reserve_range(uint64_t bytes, uint64_t alignment, uint64_t wanted, uint64_t* base);
   void free_range(uint64_t base, uint64_t bytes) { give_addresses(base, bytes); }
   uint64_t granularity() const { return granularity_; }
@@ -57,11 +58,11 @@ class Memory {
     uint64_t used = 0;
   };
   struct Allocation {
-    uint64_t bytes = 0;    // asked for
-    uint64_t taken = 0;    // of the block; of a mapping of its own: all of it
+    uint64_t bytes = 0;  // asked for
+    uint64_t taken = 0;  // of the block; of a mapping of its own: all of it
     uint32_t context = 0;
-    bool live = true;      // false: forgotten
-    uint64_t block = 0;    // base of the block; 0: a mapping of its own
+    bool live = true;    // false: forgotten
+    uint64_t block = 0;  // base of the block; 0: a mapping of its own
     Mapping mapping;
   };
 

@@ -15,7 +15,7 @@ namespace {
 using wire::Operation;
 
 constexpr uint64_t kMaxCopy = 1ull << 46;
-constexpr size_t kPiecesAhead = 8;             // of a long copy from the device
+constexpr size_t kPiecesAhead = 8;                           // of a long copy from the device
 constexpr size_t kPiecesHandedOver = Staging::kBuffers / 4;  // a waiter thread takes up to so many
 
 // A copy in pieces that fit into staging buffers: whole rows, or parts of one.
@@ -38,7 +38,8 @@ struct Plan {
 
   // Checks everything that a client could have got wrong.
   bool valid(const SessionState& session) const {
-    if (bytes == 0 || bytes > kMaxCopy || width == 0 || width > bytes || bytes % width != 0) return false;
+    if (bytes == 0 || bytes > kMaxCopy || width == 0 || width > bytes || bytes % width != 0)
+      return false;
     const uint64_t rows = bytes / width;
     if (rows == 1) return session.device_range(device, width);
     if (pitch < width || pitch > kMaxCopy || (rows - 1) > kMaxCopy / pitch) return false;
@@ -56,8 +57,9 @@ CUresult submit_piece(SessionState& session, Context* context, Stream* stream, c
   const DriverTable& driver = session.driver();
   return session.submit(context, stream, [&]() -> CUresult {
     if (piece.rows == 1 || plan.pitch == piece.width) {
-      return to_device ? driver.cuMemcpyHtoDAsync_v2(piece.device, host, piece.bytes, stream->driver)
-                       : driver.cuMemcpyDtoHAsync_v2(host, piece.device, piece.bytes, stream->driver);
+      return to_device
+                 ? driver.cuMemcpyHtoDAsync_v2(piece.device, host, piece.bytes, stream->driver)
+                 : driver.cuMemcpyDtoHAsync_v2(host, piece.device, piece.bytes, stream->driver);
     }
     if (driver.cuMemcpy2DAsync_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
     CUDA_MEMCPY2D copy{};
@@ -265,8 +267,8 @@ bool on_device(SessionState& session, const Command& command) {
   copy.Height = body.height;
   const auto call = session.driver().cuMemcpy2DAsync_v2;
   if (call == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
-  return session.answer(command, session.submit(context, stream,
-                                                [&] { return call(&copy, stream->driver); }));
+  return session.answer(
+      command, session.submit(context, stream, [&] { return call(&copy, stream->driver); }));
 }
 
 }  // namespace

@@ -83,10 +83,9 @@ bool create(SessionState& session, const Command& command) {
   if (body.debug_info & 1) add(CU_JIT_GENERATE_DEBUG_INFO, 1);
   if (body.debug_info & 2) add(CU_JIT_GENERATE_LINE_INFO, 1);
   const auto call = session.driver().cuLinkCreate_v2;
-  const CUresult result =
-      call == nullptr ? CUDA_ERROR_NOT_SUPPORTED : session.query(context, [&] {
-        return call(options, link->options.get(), link->values.get(), &link->driver);
-      });
+  const CUresult result = call == nullptr ? CUDA_ERROR_NOT_SUPPORTED : session.query(context, [&] {
+    return call(options, link->options.get(), link->values.get(), &link->driver);
+  });
   if (result != CUDA_SUCCESS) session.links.erase(handle);
   return session.answer(command, result);
 }

@@ -21,7 +21,8 @@ bool execute_memory(SessionState& session, const Command& command) {
   if (!decoder.finished()) return session.malformed(command);
   if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
   if (operation == wire::Operation::kMemFreeV2) {
-    if (!session.memory().forget(argument)) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+    if (!session.memory().forget(argument))
+      return session.answer(command, CUDA_ERROR_INVALID_VALUE);
     session.free_later(context, argument);
     return session.answer(command, CUDA_SUCCESS);
   }

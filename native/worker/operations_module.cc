@@ -29,7 +29,8 @@ uint64_t bytes_of_globals(const std::vector<uint8_t>& image) {
       known = frontdoor::scan_cubin({image.data(), image.size()}, &info);
       break;
     case frontdoor::ImageKind::kPtx:
-      known = frontdoor::scan_ptx({reinterpret_cast<const char*>(image.data()), image.size()}, &info, &why);
+      known = frontdoor::scan_ptx({reinterpret_cast<const char*>(image.data()), image.size()},
+                                  &info, &why);
       break;
     default:
       break;
@@ -47,9 +48,8 @@ uint64_t bytes_of_globals(const std::vector<uint8_t>& image) {
 wire::FunctionInfo info_of(SessionState& session, CUfunction function) {
   wire::FunctionInfo info{};
   for (uint32_t i = 0; i < wire::kFunctionAttributes; i++) {
-    if (session.driver().cuFuncGetAttribute(&info.attributes[i],
-                                            static_cast<CUfunction_attribute>(i),
-                                            function) == CUDA_SUCCESS) {
+    if (session.driver().cuFuncGetAttribute(
+            &info.attributes[i], static_cast<CUfunction_attribute>(i), function) == CUDA_SUCCESS) {
       info.attribute_mask |= 1u << i;
     }
   }
@@ -74,7 +74,8 @@ bool load(SessionState& session, const Command& command) {
   } else if (!module->loading || module->context != context->id) {
     return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
   }
-  if (module->image.size() + command.bulk_bytes > body.image_bytes) return session.malformed(command);
+  if (module->image.size() + command.bulk_bytes > body.image_bytes)
+    return session.malformed(command);
   const size_t before = module->image.size();
   module->image.resize(before + command.bulk_bytes);
   if (!session.read_bulk(module->image.data() + before, command.bulk_bytes)) return false;
@@ -83,8 +84,8 @@ bool load(SessionState& session, const Command& command) {
 
   // The device's printf is a call of vprintf in PTX and in cubins.
   static constexpr std::string_view kPrint = "vprintf";
-  module->prints = memmem(module->image.data(), module->image.size(), kPrint.data(),
-                          kPrint.size()) != nullptr;
+  module->prints =
+      memmem(module->image.data(), module->image.size(), kPrint.data(), kPrint.size()) != nullptr;
   const uint64_t charge = bytes_of_globals(module->image);
   if (charge != 0 && !session.account().charge(charge)) {
     session.modules.erase(body.module);
@@ -132,8 +133,8 @@ bool load(SessionState& session, const Command& command) {
   std::vector<uint8_t> reply(sizeof(wire::CompileLogs) + wire::align8(info_bytes) +
                              wire::align8(error_bytes));
   wire::Encoder encoder(reply.data());
-  encoder.put(wire::CompileLogs{0, static_cast<uint32_t>(info_bytes),
-                                static_cast<uint32_t>(error_bytes)});
+  encoder.put(
+      wire::CompileLogs{0, static_cast<uint32_t>(info_bytes), static_cast<uint32_t>(error_bytes)});
   encoder.raw(info_log.data(), info_bytes);
   encoder.raw(error_log.data(), error_bytes);
   return session.reply(command.call, result, reply.data(), encoder.size());
@@ -260,7 +261,8 @@ bool execute_module(SessionState& session, const Command& command) {
       const int value = decoder.narrow<int>();
       if (!decoder.finished()) return session.malformed(command);
       if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
-      if (driver.cuFuncSetAttribute == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
+      if (driver.cuFuncSetAttribute == nullptr)
+        return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
       return session.answer(command, session.query(context, [&] {
         return driver.cuFuncSetAttribute(function->driver, attribute, value);
       }));

@@ -16,7 +16,7 @@ bool execute_virtual_memory(SessionState& session, const Command& command) {
     handle = decoder.handle();
   }
   uint64_t words[3] = {};
-  const int count = operation == Operation::kMemRelease ? 0
+  const int count = operation == Operation::kMemRelease  ? 0
                     : operation == Operation::kMemCreate ? 1
                     : operation == Operation::kMemUnmap || operation == Operation::kMemAddressFree
                         ? 2

@@ -7,7 +7,8 @@
 
 namespace gpupool::worker {
 namespace {
-constexpr size_t kMaxText = 8 * 1024 * 1024;  // the rest waits in the pipe, and then the driver does
+constexpr size_t kMaxText =
+    8 * 1024 * 1024;  // the rest waits in the pipe, and then the driver does
 }
 
 PrintfCapture::PrintfCapture() {

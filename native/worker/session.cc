@@ -65,7 +65,8 @@ SessionOutcome SessionState::run() {
     switch (reader_.next(pending_frees_.empty())) {
       case FrameReader::Result::kFrame:
         if (!take_frame()) {
-          if (refused_.empty()) return {SessionEnd::kClientGone, "the client closed the connection"};
+          if (refused_.empty())
+            return {SessionEnd::kClientGone, "the client closed the connection"};
           return {SessionEnd::kProtocolError, refused_};
         }
         grant_credit();
@@ -91,7 +92,8 @@ bool SessionState::take_frame() {
   }
   if (header.acknowledged > writer_.sequence()) return refuse("a wrong acknowledgement");
   if (kind == FrameKind::kCredit) {
-    if (header.body_bytes != 0 || header.bulk_count != 0) return refuse("a credit frame with a body");
+    if (header.body_bytes != 0 || header.bulk_count != 0)
+      return refuse("a credit frame with a body");
     return true;
   }
   if (kind != FrameKind::kCommands) return refuse("a frame of a kind that a client does not send");
@@ -120,7 +122,8 @@ bool SessionState::take_frame() {
     command.body = wire::Decoder(at + minimum, head.bytes - minimum);
     const uint64_t left_after = reader_.bulk_left() - command.bulk_bytes;
     if (!execute(command)) return false;
-    if (reader_.bulk_left() > left_after && !skip_bulk(reader_.bulk_left() - left_after)) return false;
+    if (reader_.bulk_left() > left_after && !skip_bulk(reader_.bulk_left() - left_after))
+      return false;
     commands_done.fetch_add(1, std::memory_order_relaxed);
     at += head.bytes;
     left -= head.bytes;
@@ -237,10 +240,10 @@ bool SessionState::reply(uint64_t call, CUresult result, const void* body, size_
     large.resize(bytes);
     frame = large.data();
   }
-  const wire::ReplyHeader header{static_cast<uint32_t>(bytes),
-                                 static_cast<uint16_t>(more ? wire::kMoreFollows : 0),
-                                 static_cast<uint16_t>(bulk_count), call,
-                                 static_cast<int32_t>(result), 0};
+  const wire::ReplyHeader header{
+      static_cast<uint32_t>(bytes),      static_cast<uint16_t>(more ? wire::kMoreFollows : 0),
+      static_cast<uint16_t>(bulk_count), call,
+      static_cast<int32_t>(result),      0};
   memcpy(frame, &header, sizeof header);
   if (body_bytes > 0) memcpy(frame + sizeof header, body, body_bytes);
   std::lock_guard guard(send_lock_);
@@ -250,8 +253,8 @@ bool SessionState::reply(uint64_t call, CUresult result, const void* body, size_
 void SessionState::send_event(wire::EventKind kind, uint32_t context, const void* body,
                               size_t bytes) {
   std::vector<uint8_t> frame(sizeof(wire::EventHeader) + wire::align8(bytes));
-  const wire::EventHeader header{static_cast<uint32_t>(frame.size()), static_cast<uint16_t>(kind), 0,
-                                 context, 0};
+  const wire::EventHeader header{static_cast<uint32_t>(frame.size()), static_cast<uint16_t>(kind),
+                                 0, context, 0};
   memcpy(frame.data(), &header, sizeof header);
   memcpy(frame.data() + sizeof header, body, bytes);
   std::lock_guard guard(send_lock_);
@@ -279,7 +282,8 @@ bool SessionState::answer(const Command& command, CUresult result, const void* b
   if (command.wants_reply()) {
     return reply(command.call, result, body, result == CUDA_SUCCESS ? body_bytes : 0);
   }
-  if (result == CUDA_SUCCESS) [[likely]] return true;
+  if (result == CUDA_SUCCESS) [[likely]]
+    return true;
   if (is_sticky(result)) {
     Context* context = context_by_id(command.context);
     if (context != nullptr && context->sticky_told) return true;
@@ -287,8 +291,8 @@ bool SessionState::answer(const Command& command, CUresult result, const void* b
     const uint64_t words[2] = {static_cast<uint32_t>(result), reader_.sequence()};
     send_event(wire::EventKind::kStickyError, command.context, words, sizeof words);
   } else {
-    const uint64_t word =
-        static_cast<uint32_t>(result) | static_cast<uint64_t>(command.operation) << 32;
+    const uint64_t word = static_cast<uint32_t>(result) | static_cast<uint64_t>(command.operation)
+                                                              << 32;
     send_event(wire::EventKind::kAsyncError, command.context, &word, sizeof word);
   }
   return true;

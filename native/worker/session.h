@@ -29,11 +29,11 @@ class MemoryAccount {
 
 // What the broker says when it hands a connection over.
 struct Assignment {
-  uint32_t epoch = 0;            // as in the connection's kWelcome
-  uint16_t minor = 0;            // protocol version of the connection
-  uint64_t initial_credit = 0;   // as in kWelcome
-  int device_ordinal = 0;        // of the physical (or MIG) device in this process's driver
-  uint64_t arena_base = 0;       // proposed by the client in its Hello
+  uint32_t epoch = 0;           // as in the connection's kWelcome
+  uint16_t minor = 0;           // protocol version of the connection
+  uint64_t initial_credit = 0;  // as in kWelcome
+  int device_ordinal = 0;       // of the physical (or MIG) device in this process's driver
+  uint64_t arena_base = 0;      // proposed by the client in its Hello
   uint64_t arena_bytes = 0;
 };
 

@@ -44,7 +44,7 @@ struct Module {
   CUmodule driver = nullptr;
   uint32_t context = 0;
   uint64_t charged = 0;
-  bool prints = false;  // its code calls printf
+  bool prints = false;         // its code calls printf
   std::vector<uint8_t> image;  // while it is coming in
   bool loading = false;
 };
@@ -91,7 +91,7 @@ struct Command {
   uint8_t bulk_count = 0;
   uint32_t thread = 0;
   uint32_t context = 0;
-  uint64_t call = 0;     // of a command that wants a reply
+  uint64_t call = 0;  // of a command that wants a reply
   uint64_t bulk_bytes = 0;
   wire::Decoder body{nullptr, 0};
 
@@ -131,7 +131,8 @@ class SessionState {
   // scheduler will hold it back here.)
   template <typename Call>
   CUresult submit(Context* context, Stream* stream, Call&& call) {
-    if (current_ != context) [[unlikely]] make_current(context);
+    if (current_ != context) [[unlikely]]
+      make_current(context);
     if (stream->non_blocking && stream->fence_seen != context->fence) [[unlikely]] {
       pass_fence(context, stream);
     }
@@ -215,7 +216,7 @@ class SessionState {
 
   std::mutex send_lock_;  // writer_; taken by waiter threads too
   wire::FrameWriter writer_;
-  std::atomic<uint64_t> taken_{0};  // last frame that was executed completely
+  std::atomic<uint64_t> taken_{0};   // last frame that was executed completely
   std::atomic<uint64_t> credit_{0};  // what the client may have sent
   std::atomic<uint64_t> told_{0};    // what it knows of that
 
@@ -229,7 +230,8 @@ class SessionState {
   Waiters waiters_;
 };
 
-// The hand-written operations (operations_*.cc): each answers, and says whether the session goes on.
+// The hand-written operations (operations_*.cc): each answers, and says whether the session goes
+// on.
 bool execute_context(SessionState& session, const Command& command);
 bool execute_memory(SessionState& session, const Command& command);
 bool execute_copy(SessionState& session, const Command& command);

@@ -13,7 +13,8 @@ StagingBuffer* Staging::acquire(CUcontext context) {
   for (;;) {
     // What is done: in order, so the first that is not ends the search.
     size_t done = 0;
-    while (done < pending_.size() && driver_.cuEventQuery(pending_[done]->event) != CUDA_ERROR_NOT_READY) {
+    while (done < pending_.size() &&
+           driver_.cuEventQuery(pending_[done]->event) != CUDA_ERROR_NOT_READY) {
       free_.push_back(pending_[done]);
       done++;
     }
@@ -91,9 +92,8 @@ void Staging::forget_context(CUcontext context, bool broken) {
   };
   // A waiter thread may still send what it has.
   returned_.wait(guard, [&] {
-    return std::none_of(all_.begin(), all_.end(), [&](const auto& buffer) {
-      return buffer->out && concerned(buffer.get());
-    });
+    return std::none_of(all_.begin(), all_.end(),
+                        [&](const auto& buffer) { return buffer->out && concerned(buffer.get()); });
   });
   for (auto& buffer : all_) {
     if (!concerned(buffer.get())) continue;

@@ -38,8 +38,8 @@ class Staging {
   CUresult record(StagingBuffer* buffer, CUstream stream);
   // Gives it back: nobody uses it. From any thread.
   void release(StagingBuffer* buffer);
-  // Before a context ends, when its work is over: its events and its memory go. `broken`: the driver
-  // takes no calls for this context any more.
+  // Before a context ends, when its work is over: its events and its memory go. `broken`: the
+  // driver takes no calls for this context any more.
   void forget_context(CUcontext context, bool broken);
 
  private:

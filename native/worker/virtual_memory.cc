@@ -12,8 +12,8 @@ constexpr size_t kMaxEntries = 1u << 20;  // of each kind
 CUresult VirtualMemory::reserve(uint64_t bytes, uint64_t alignment, uint64_t wanted,
                                 uint64_t* address) {
   if (alignment == 0) alignment = memory_.granularity();
-  if (bytes == 0 || bytes > kMaxBytes || !whole_units(bytes) || (alignment & (alignment - 1)) != 0 ||
-      alignment > kMaxBytes) {
+  if (bytes == 0 || bytes > kMaxBytes || !whole_units(bytes) ||
+      (alignment & (alignment - 1)) != 0 || alignment > kMaxBytes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (reservations_.size() >= kMaxEntries) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -15,8 +15,8 @@ class Waiters {
   Waiters() = default;
   ~Waiters() { stop(); }
 
-  // Runs the task on a thread of its own, as far as the limit allows; false: it does not, the caller
-  // has to wait itself.
+  // Runs the task on a thread of its own, as far as the limit allows; false: it does not, the
+  // caller has to wait itself.
   bool run(std::function<void()> task) {
     std::lock_guard guard(lock_);
     if (idle_ <= tasks_.size()) {

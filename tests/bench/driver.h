@@ -13,7 +13,8 @@ namespace gpupool::bench {
 
 #define BENCH_FUNCTIONS(X)                                                                         \
   X(cuInit)                                                                                        \
-  X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuCtxSetCurrent)    \
+  X(cuDeviceGet)                                                                                   \
+  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuCtxSetCurrent)                   \
       X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)             \
           X(cuLaunchKernel) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) \
               X(cuMemGetInfo_v2)

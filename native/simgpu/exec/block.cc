@@ -58,9 +58,15 @@ void fill(std::byte* row, Fn fn) {
 template <class Fn>
 void fill_width(std::byte* row, uint8_t width, Fn fn) {
   switch (width) {
-    case 2: fill<uint16_t>(row, fn); break;
-    case 4: fill<uint32_t>(row, fn); break;
-    default: fill<uint64_t>(row, fn); break;
+    case 2:
+      fill<uint16_t>(row, fn);
+      break;
+    case 4:
+      fill<uint32_t>(row, fn);
+      break;
+    default:
+      fill<uint64_t>(row, fn);
+      break;
   }
 }
 
@@ -72,13 +78,16 @@ void fill_specials(Warp& w, const Frame& frame, bool all) {
   const LaunchState& state = cta.state;
   const Launch& launch = state.launch;
   for (const SpecialRow& s : frame.code->specials) {
-    const bool by_block = s.special == S::kCtaid || s.special == S::kClusterid || s.special == S::kSmid;
+    const bool by_block =
+        s.special == S::kCtaid || s.special == S::kClusterid || s.special == S::kSmid;
     if (!all && !by_block) continue;
     std::byte* row = frame.rows + s.offset;
     const uint32_t c = s.component;
     auto same = [&](uint64_t v) { fill_width(row, s.width, [v](uint32_t) { return v; }); };
     switch (s.special) {
-      case S::kCount: same(frame.local_base); break;  // the frame's place in local memory
+      case S::kCount:
+        same(frame.local_base);
+        break;  // the frame's place in local memory
       case S::kTid:
         fill_width(row, s.width, [&](uint32_t l) -> uint64_t {
           const uint32_t t = w.index * kLanes + l;
@@ -88,38 +97,82 @@ void fill_specials(Warp& w, const Frame& frame, bool all) {
           return 0;
         });
         break;
-      case S::kNtid: same(c < 3 ? launch.block[c] : 0); break;
-      case S::kCtaid: same(c < 3 ? cta.block[c] : 0); break;
-      case S::kNctaid: same(c < 3 ? launch.grid[c] : 0); break;
-      case S::kClusterid: same(c < 3 ? cta.block[c] : 0); break;
-      case S::kNclusterid: same(c < 3 ? launch.grid[c] : 0); break;
-      case S::kClusterCtaid: same(0); break;
-      case S::kClusterNctaid: same(c < 3 ? 1 : 0); break;
-      case S::kClusterCtarank: same(0); break;
-      case S::kClusterNctarank: same(1); break;
-      case S::kIsExplicitCluster: same(0); break;
-      case S::kLaneid: fill_width(row, s.width, [](uint32_t l) { return uint64_t{l}; }); break;
-      case S::kWarpid: same(w.index); break;
-      case S::kNwarpid: same(state.warps_per_block); break;
+      case S::kNtid:
+        same(c < 3 ? launch.block[c] : 0);
+        break;
+      case S::kCtaid:
+        same(c < 3 ? cta.block[c] : 0);
+        break;
+      case S::kNctaid:
+        same(c < 3 ? launch.grid[c] : 0);
+        break;
+      case S::kClusterid:
+        same(c < 3 ? cta.block[c] : 0);
+        break;
+      case S::kNclusterid:
+        same(c < 3 ? launch.grid[c] : 0);
+        break;
+      case S::kClusterCtaid:
+        same(0);
+        break;
+      case S::kClusterNctaid:
+        same(c < 3 ? 1 : 0);
+        break;
+      case S::kClusterCtarank:
+        same(0);
+        break;
+      case S::kClusterNctarank:
+        same(1);
+        break;
+      case S::kIsExplicitCluster:
+        same(0);
+        break;
+      case S::kLaneid:
+        fill_width(row, s.width, [](uint32_t l) { return uint64_t{l}; });
+        break;
+      case S::kWarpid:
+        same(w.index);
+        break;
+      case S::kNwarpid:
+        same(state.warps_per_block);
+        break;
       case S::kSmid: {
-        const uint64_t n = cta.block[0] + uint64_t{launch.grid[0]} * (cta.block[1] + uint64_t{launch.grid[1]} * cta.block[2]);
+        const uint64_t n =
+            cta.block[0] +
+            uint64_t{launch.grid[0]} * (cta.block[1] + uint64_t{launch.grid[1]} * cta.block[2]);
         same(n % static_cast<uint64_t>(std::max(1, state.device.multiprocessors)));
         break;
       }
-      case S::kNsmid: same(static_cast<uint64_t>(state.device.multiprocessors)); break;
-      case S::kGridid: same(1); break;
-      case S::kLanemaskEq: fill_width(row, s.width, [](uint32_t l) { return uint64_t{1} << l; }); break;
-      case S::kLanemaskLe: fill_width(row, s.width, [](uint32_t l) { return (uint64_t{2} << l) - 1; }); break;
-      case S::kLanemaskLt: fill_width(row, s.width, [](uint32_t l) { return (uint64_t{1} << l) - 1; }); break;
+      case S::kNsmid:
+        same(static_cast<uint64_t>(state.device.multiprocessors));
+        break;
+      case S::kGridid:
+        same(1);
+        break;
+      case S::kLanemaskEq:
+        fill_width(row, s.width, [](uint32_t l) { return uint64_t{1} << l; });
+        break;
+      case S::kLanemaskLe:
+        fill_width(row, s.width, [](uint32_t l) { return (uint64_t{2} << l) - 1; });
+        break;
+      case S::kLanemaskLt:
+        fill_width(row, s.width, [](uint32_t l) { return (uint64_t{1} << l) - 1; });
+        break;
       case S::kLanemaskGe:
-        fill_width(row, s.width, [](uint32_t l) { return 0xffffffffull & ~((uint64_t{1} << l) - 1); });
+        fill_width(row, s.width,
+                   [](uint32_t l) { return 0xffffffffull & ~((uint64_t{1} << l) - 1); });
         break;
       case S::kLanemaskGt:
-        fill_width(row, s.width, [](uint32_t l) { return 0xffffffffull & ~((uint64_t{2} << l) - 1); });
+        fill_width(row, s.width,
+                   [](uint32_t l) { return 0xffffffffull & ~((uint64_t{2} << l) - 1); });
         break;
       case S::kTotalSmemSize:
-      case S::kAggrSmemSize: same(state.shared_bytes); break;
-      case S::kDynamicSmemSize: same(launch.dynamic_shared_bytes); break;
+      case S::kAggrSmemSize:
+        same(state.shared_bytes);
+        break;
+      case S::kDynamicSmemSize:
+        same(launch.dynamic_shared_bytes);
+        break;
       default: {
         const auto k = static_cast<uint32_t>(s.special);
         const auto first = static_cast<uint32_t>(S::kEnvreg0);
@@ -244,7 +297,9 @@ CtaStatus run_cta(Cta& cta, Worker& worker, uint64_t* wake_ns) {
       worker.thread_instructions += w.thread_instructions - threads_before;
       ran = true;
       switch (status) {
-        case WarpStatus::kDone: all_spin = false; break;
+        case WarpStatus::kDone:
+          all_spin = false;
+          break;
         case WarpStatus::kBlocked:
           w.runnable = false;
           for (const Path& p : w.paths)
@@ -255,7 +310,8 @@ CtaStatus run_cta(Cta& cta, Worker& worker, uint64_t* wake_ns) {
         case WarpStatus::kSlice:
           if (w.spin < kSpinLimit || n > kProgress) all_spin = false;
           break;
-        case WarpStatus::kFault: return CtaStatus::kFault;
+        case WarpStatus::kFault:
+          return CtaStatus::kFault;
       }
       if (worker.warp_instructions >= worker.next_look) {
         worker.next_look = worker.warp_instructions + kBetweenLooks;

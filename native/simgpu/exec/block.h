@@ -77,26 +77,26 @@ struct LaunchState {
   uint64_t total_blocks = 0;
   uint32_t threads_per_block = 0, warps_per_block = 0;
   uint32_t shared_bytes = 0;
-  uint32_t local_bytes = 0;      // per thread
+  uint32_t local_bytes = 0;  // per thread
   uint64_t resident_limit = 1;
-  uint64_t grid_workspace = 0;   // of a cooperative launch
+  uint64_t grid_workspace = 0;  // of a cooperative launch
 
   std::atomic<uint64_t> next_block{0};
   std::atomic<uint64_t> started{0}, finished{0};
   std::atomic<bool> stop{false};
-  std::mutex mutex;              // what follows
+  std::mutex mutex;  // what follows
   std::condition_variable changed;
   std::deque<std::unique_ptr<Cta>> suspended;
   std::optional<Fault> fault;
   int workers = 0;
-  bool closed = false;           // nobody may join any more
+  bool closed = false;                   // nobody may join any more
   std::atomic<uint64_t> idle_yields{0};  // yields of blocks that only waited, in a row
   std::atomic<int64_t> next_checkpoint_ns{0};
   std::mutex checkpoint_mutex, print_mutex;
   std::atomic<uint64_t> warp_instructions{0}, thread_instructions{0};
 
   void record(Fault&& f);
-  void checkpoint();             // calls the hook if it is due
+  void checkpoint();  // calls the hook if it is due
 };
 
 enum class WarpStatus : uint8_t { kDone, kBlocked, kSlice, kFault };

@@ -49,7 +49,8 @@ T argument(Warp& w, uint32_t lane, const CallSite& site, size_t k) {
   if (k >= site.arguments.size()) return v;
   const ParameterCopy& c = site.arguments[k];
   for (uint32_t b = 0; b < sizeof(T) && b < c.bytes; ++b)
-    reinterpret_cast<uint8_t*>(&v)[b] = *local_host(w.local, lane, w.frame->local_base + c.caller + b);
+    reinterpret_cast<uint8_t*>(&v)[b] =
+        *local_host(w.local, lane, w.frame->local_base + c.caller + b);
   return v;
 }
 template <class T>
@@ -57,7 +58,8 @@ void result(Warp& w, uint32_t lane, const CallSite& site, T v) {
   if (site.results.empty()) return;
   const ParameterCopy& c = site.results[0];
   for (uint32_t b = 0; b < sizeof(T) && b < c.bytes; ++b)
-    *local_host(w.local, lane, w.frame->local_base + c.caller + b) = reinterpret_cast<uint8_t*>(&v)[b];
+    *local_host(w.local, lane, w.frame->local_base + c.caller + b) =
+        reinterpret_cast<uint8_t*>(&v)[b];
 }
 
 void position(Warp& w, uint32_t lane, uint32_t thread[3]) {
@@ -87,7 +89,8 @@ const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& s
     };
     switch (site.builtin) {
       case ptx::Builtin::kVprintf: {
-        const auto format = argument<uint64_t>(w, lane, site, 0), args = argument<uint64_t>(w, lane, site, 1);
+        const auto format = argument<uint64_t>(w, lane, site, 0),
+                   args = argument<uint64_t>(w, lane, site, 1);
         const ptx::PrintfResult r = ptx::format_printf(format, args, read);
         if (r.fault)
           return fault_at(w, i, FaultKind::kIllegalAddress, l, r.fault_address, 1, false,
@@ -111,7 +114,8 @@ const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& s
         position(w, lane, thread);
         const std::string text = ptx::assert_message(
             read, argument<uint64_t>(w, lane, site, 0), argument<uint64_t>(w, lane, site, 1),
-            argument<uint32_t>(w, lane, site, 2), argument<uint64_t>(w, lane, site, 3), w.cta->block, thread);
+            argument<uint32_t>(w, lane, site, 2), argument<uint64_t>(w, lane, site, 3),
+            w.cta->block, thread);
         print(state, text);
         return fault_at(w, i, FaultKind::kAssert, l, 0, 0, false, text.c_str());
       }

@@ -37,8 +37,8 @@ struct ParameterCopy {
 struct CallSite {
   uint32_t function = ptx::kNoIndex;  // kNoIndex: through a pointer
   std::vector<ParameterCopy> arguments, results;
-  std::vector<uint32_t> targets;      // allowed functions; empty: any
-  uint32_t parameter_bytes = 0;       // of the callee's frame, as the caller understands it
+  std::vector<uint32_t> targets;  // allowed functions; empty: any
+  uint32_t parameter_bytes = 0;   // of the callee's frame, as the caller understands it
   ptx::Builtin builtin = ptx::Builtin::kNone;
 };
 

@@ -79,8 +79,8 @@ void release_frames(Warp& w, Frame* f) {
 
 void copy_local(Warp& w, uint32_t mask, uint32_t from, uint32_t to, uint32_t bytes) {
   for (uint32_t done = 0; done < bytes;) {
-    const uint32_t n =
-        std::min({bytes - done, kGranule - (from + done) % kGranule, kGranule - (to + done) % kGranule});
+    const uint32_t n = std::min(
+        {bytes - done, kGranule - (from + done) % kGranule, kGranule - (to + done) % kGranule});
     for (uint32_t m = mask; m; m &= m - 1) {
       const uint32_t l = static_cast<uint32_t>(__builtin_ctz(m));
       __builtin_memcpy(local_host(w.local, l, to + done), local_host(w.local, l, from + done), n);
@@ -226,8 +226,7 @@ const Instruction* call_function(Warp& w, const Instruction* i) {
   const uint32_t base = caller->local_base + caller->code->frame_bytes;
   uint32_t left = w.mask;
   const uint64_t* pointers = nullptr;
-  if (site.function == ptx::kNoIndex)
-    pointers = reinterpret_cast<const uint64_t*>(w.rows + i->a);
+  if (site.function == ptx::kNoIndex) pointers = reinterpret_cast<const uint64_t*>(w.rows + i->a);
   // One frame for the lanes of each target.
   std::vector<std::pair<const Code*, uint32_t>> targets;
   while (left) {
@@ -289,8 +288,8 @@ const Instruction* block_barrier(Warp& w, const Instruction* i, BarrierKind kind
   if (threads) b.expected = threads;
   // With a count, threads are counted in whole warps, as the hardware does.
   const bool whole = w.mask == w.alive;
-  b.arrived += threads && whole ? uint32_t{kLanes}
-                                : static_cast<uint32_t>(__builtin_popcount(w.mask));
+  b.arrived +=
+      threads && whole ? uint32_t{kLanes} : static_cast<uint32_t>(__builtin_popcount(w.mask));
   b.popc += static_cast<uint32_t>(__builtin_popcount(predicate));
   b.all = b.all && predicate == w.mask;
   b.any = b.any || predicate != 0;
@@ -382,7 +381,8 @@ uint64_t read_clock(Warp& w, Clock which) {
   if (which >= Clock::kTimer) {
     timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
-    const uint64_t ns = static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+    const uint64_t ns =
+        static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
     return which == Clock::kTimerHi ? ns >> 32 : ns;
   }
   const LaunchState& state = w.cta->state;

@@ -19,11 +19,16 @@ bool is_plain_float(Type t) { return t == Type::kF32 || t == Type::kF64; }
 uint32_t width(Type t) { return std::max<uint32_t>(2, ptx::bytes_of(t)); }
 Type wide_of(Type t) {
   switch (t) {
-    case Type::kU16: return Type::kU32;
-    case Type::kS16: return Type::kS32;
-    case Type::kU32: return Type::kU64;
-    case Type::kS32: return Type::kS64;
-    default: return Type::kNone;
+    case Type::kU16:
+      return Type::kU32;
+    case Type::kS16:
+      return Type::kS32;
+    case Type::kU32:
+      return Type::kU64;
+    case Type::kS32:
+      return Type::kS64;
+    default:
+      return Type::kNone;
   }
 }
 // As half.cc reads them.
@@ -32,10 +37,14 @@ Round take_round(Modifiers& m, bool* given = nullptr) {
   const Mod r = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp});
   if (given) *given = r != Mod::kUnknown;
   switch (r) {
-    case Mod::kRz: return Round::kZero;
-    case Mod::kRm: return Round::kDown;
-    case Mod::kRp: return Round::kUp;
-    default: return Round::kNearest;
+    case Mod::kRz:
+      return Round::kZero;
+    case Mod::kRm:
+      return Round::kDown;
+    case Mod::kRp:
+      return Round::kUp;
+    default:
+      return Round::kNearest;
   }
 }
 
@@ -78,14 +87,17 @@ void Decoder::integer_arithmetic(Modifiers&, Type t, Mod part, bool sat) {
   const bool wide = part == Mod::kWide;
   const Type result = wide ? wide_of(t) : t;
   if (result == Type::kNone) refuse("no wider type");
-  if ((o == Op::kMul || o == Op::kMad) && part == Mod::kUnknown) refuse(".lo, .hi or .wide is missing");
+  if ((o == Op::kMul || o == Op::kMad) && part == Mod::kUnknown)
+    refuse(".lo, .hi or .wide is missing");
   const uint32_t a = source(op(1), t), b = source(op(2), t);
   const uint32_t c = o == Op::kMad ? source(op(3), result) : 0;
   emit(set_.integer(o, t, part, sat), target(op(0), width(result)), a, b, c);
 }
 
 void Decoder::carry(Modifiers& m) {
-  const Op o = current_->op == Op::kAddc ? Op::kAdd : current_->op == Op::kSubc ? Op::kSub : Op::kMad;
+  const Op o = current_->op == Op::kAddc   ? Op::kAdd
+               : current_->op == Op::kSubc ? Op::kSub
+                                           : Op::kMad;
   const size_t n = o == Op::kMad ? 4 : 3;
   count(n, n);
   const bool out = m.take(Mod::kCc);
@@ -222,7 +234,8 @@ void Decoder::bit_field(Modifiers& m) {
   uint32_t b = 0, c = 0, e = 0, result = width(t);
   const uint32_t a = source(op(1), t);
   switch (o) {
-    case Op::kPopc: case Op::kClz:
+    case Op::kPopc:
+    case Op::kClz:
       if (!bits) refuse("a .b type is wanted");
       count(2, 2);
       result = 4;
@@ -263,7 +276,8 @@ void Decoder::three_words(Modifiers& m) {
     case Op::kShf:
       mode = m.take_any({Mod::kL, Mod::kR});
       mode2 = m.take_any({Mod::kClamp, Mod::kWrap});
-      if (mode == Mod::kUnknown || mode2 == Mod::kUnknown) refuse("the direction or mode is missing");
+      if (mode == Mod::kUnknown || mode2 == Mod::kUnknown)
+        refuse("the direction or mode is missing");
       break;
     case Op::kDp2a:
     case Op::kMul24:
@@ -272,7 +286,8 @@ void Decoder::three_words(Modifiers& m) {
       if (mode == Mod::kUnknown) refuse(".lo or .hi is missing");
       if (o == Op::kMad24) sat = m.take(Mod::kSat);
       break;
-    default: break;
+    default:
+      break;
   }
   auto fits = [](Type x) { return x == Type::kU32 || x == Type::kS32; };
   if (o == Op::kVabsdiff2 || o == Op::kVabsdiff4) {
@@ -313,14 +328,15 @@ void Decoder::three_words(Modifiers& m) {
 // opposite comparison's in `complement`.
 uint32_t Decoder::comparison(Modifiers& m, Type* type, uint32_t* complement, bool want_complement,
                              Type result_type, size_t boolean_operand, bool*) {
-  const Mod compare = m.take_any(
-      {Mod::kEq, Mod::kNe, Mod::kLt, Mod::kLe, Mod::kGt, Mod::kGe, Mod::kLs, Mod::kHs, Mod::kLo,
-       Mod::kHi, Mod::kEqu, Mod::kNeu, Mod::kLtu, Mod::kLeu, Mod::kGtu, Mod::kGeu, Mod::kNum,
-       Mod::kCompareNan});
+  const Mod compare =
+      m.take_any({Mod::kEq, Mod::kNe, Mod::kLt, Mod::kLe, Mod::kGt, Mod::kGe, Mod::kLs, Mod::kHs,
+                  Mod::kLo, Mod::kHi, Mod::kEqu, Mod::kNeu, Mod::kLtu, Mod::kLeu, Mod::kGtu,
+                  Mod::kGeu, Mod::kNum, Mod::kCompareNan});
   if (compare == Mod::kUnknown) refuse("the comparison is missing");
   const Mod boolean = m.take_any({Mod::kAnd, Mod::kOr, Mod::kXor});
   const bool ftz = m.take(Mod::kFtz);
-  if (result_type != Type::kNone && m.take_type() != result_type) refuse("the result type isn't known here");
+  if (result_type != Type::kNone && m.take_type() != result_type)
+    refuse("the result type isn't known here");
   Type t = m.take_type();
   *type = t;
   uint32_t a, b;
@@ -473,13 +489,13 @@ void Decoder::move_parts(const ptx::Operand& d, const ptx::Operand& s, Type type
       const uint32_t wide = temp(4), shifted = temp(4);
       emit(set_.extend(2, Type::kU8, 4), k ? wide : sum, sources[k]);
       if (!k) continue;
-      emit(set_.integer(Op::kShl, Type::kB32, Mod::kUnknown, false), shifted, wide, constant(4, 8 * k));
+      emit(set_.integer(Op::kShl, Type::kB32, Mod::kUnknown, false), shifted, wide,
+           constant(4, 8 * k));
       emit(set_.integer(Op::kOr, Type::kB32, Mod::kUnknown, false), sum, sum, shifted);
     }
     if (whole == 2) emit(set_.extend(4, Type::kU16, 2), t, sum);
   } else {
-    for (uint32_t k = 0; k < sources.size(); ++k)
-      emit(set_.pack(bytes, whole, k), t, sources[k]);
+    for (uint32_t k = 0; k < sources.size(); ++k) emit(set_.pack(bytes, whole, k), t, sources[k]);
   }
   emit(set_.move(whole), target(d, whole), t);
 }
@@ -521,14 +537,16 @@ void Decoder::mov(Modifiers& m) {
     const uint64_t at = symbol_address(s, false, &in_frame, &space);
     const uint32_t w = width(t);
     if (w != 4 && w != 8) refuse("an address doesn't fit the type");
-    if (w == 4 && (space == ptx::Space::kGlobal || space == ptx::Space::kConst || space == ptx::Space::kNone))
+    if (w == 4 &&
+        (space == ptx::Space::kGlobal || space == ptx::Space::kConst || space == ptx::Space::kNone))
       refuse("an address doesn't fit the type");
     if (!in_frame) {
       emit(set_.move(w), target(d, w), constant(w, at));
       return;
     }
     const uint32_t sum = w == 8 ? target(d, 8) : temp(8);
-    emit(set_.integer(Op::kAdd, Type::kU64, Mod::kUnknown, false), sum, frame_base(), constant(8, at));
+    emit(set_.integer(Op::kAdd, Type::kU64, Mod::kUnknown, false), sum, frame_base(),
+         constant(8, at));
     if (w == 4) emit(set_.extend(8, Type::kU32, 4), target(d, 4), sum);
     return;
   }
@@ -556,9 +574,7 @@ void Decoder::cvt(Modifiers& m) {
   const ptx::Operand& d = op(0);
   const ptx::Operand& s = op(1);
   auto natural = [](Type t) -> uint32_t {  // of the conversion's rows
-    return ptx::is_float(t) || t == Type::kTf32 ? ptx::bytes_of(t)
-           : ptx::bytes_of(t) == 8              ? 8
-                                                : 4;
+    return ptx::is_float(t) || t == Type::kTf32 ? ptx::bytes_of(t) : ptx::bytes_of(t) == 8 ? 8 : 4;
   };
   const bool float_from = ptx::is_float(from), float_to = ptx::is_float(to) || to == Type::kTf32;
   // The source, in a row of its natural width. Wider registers are read in part.
@@ -577,7 +593,8 @@ void Decoder::cvt(Modifiers& m) {
       if (rounding != Mod::kUnknown || ftz) refuse("rounding between integers");
       if (ptx::bytes_of(to) <= ptx::bytes_of(from)) {
         emit(set_.extend(have, to, into), row, a);
-      } else if (into == ptx::bytes_of(to) || ptx::is_signed_integer(from) == ptx::is_signed_integer(to) ||
+      } else if (into == ptx::bytes_of(to) ||
+                 ptx::is_signed_integer(from) == ptx::is_signed_integer(to) ||
                  !ptx::is_signed_integer(from)) {
         emit(set_.extend(have, from, into), row, a);
       } else {
@@ -609,9 +626,10 @@ void Decoder::cvt(Modifiers& m) {
   if (!float_from && !float_to) {  // .sat, or a literal
     if (rounding != Mod::kUnknown || ftz) refuse("rounding between integers");
     const uint32_t wide = temp(8);
-    emit(set_.extend(natural(from), ptx::is_signed_integer(from) && natural(from) == 4 ? Type::kS32
-                                    : natural(from) == 4                              ? Type::kU32
-                                                                                      : Type::kU64,
+    emit(set_.extend(natural(from),
+                     ptx::is_signed_integer(from) && natural(from) == 4 ? Type::kS32
+                     : natural(from) == 4                               ? Type::kU32
+                                                                        : Type::kU64,
                      8),
          wide, a);
     r = wide;
@@ -642,11 +660,13 @@ void Decoder::cvt(Modifiers& m) {
                             rounding == Mod::kRmi || rounding == Mod::kRpi;
       if (integral || sat) {
         const uint32_t t2 = temp(4);
-        emit(set_.convert(Type::kF32, Type::kF32, integral ? rounding : Mod::kUnknown, false, sat), t2, a);
+        emit(set_.convert(Type::kF32, Type::kF32, integral ? rounding : Mod::kUnknown, false, sat),
+             t2, a);
         a = t2;
       }
       if (ftz) refuse(".ftz of halves");
-      emit(set_.convert(to, Type::kF32, integral ? Mod::kRn : rounding, false, false), target(d, 2), a);
+      emit(set_.convert(to, Type::kF32, integral ? Mod::kRn : rounding, false, false), target(d, 2),
+           a);
       return;
     }
     if (!float_to) a = rounded(Type::kF32, a);

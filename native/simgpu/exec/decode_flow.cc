@@ -70,7 +70,8 @@ void Decoder::ret(Modifiers& m) {
       if (k >= body_.return_registers.size() || body_.return_registers[k] == kNoIndex) continue;
       const uint32_t reg = body_.return_registers[k];
       const Piece p = piece_of(body_.registers[reg]);
-      Instruction& i = emit(set_.store(Access::kLocal, p.type, p.width, false), 0, frame_base(), use(reg));
+      Instruction& i =
+          emit(set_.store(Access::kLocal, p.type, p.width, false), 0, frame_base(), use(reg));
       i.immediate = places_.returns[k];
     }
   }
@@ -98,7 +99,8 @@ uint32_t Decoder::frame_place(const ptx::Operand& o, uint32_t* bytes) {
     case SymbolKind::kReturn:
       *bytes = static_cast<uint32_t>(function_.returns[o.index].bytes);
       return places_.returns[o.index];
-    default: refuse("this can't be passed");
+    default:
+      refuse("this can't be passed");
   }
 }
 
@@ -118,7 +120,8 @@ void Decoder::call(Modifiers& m) {
     const ptx::Function& f = program_.function(callee.index);
     site.function = callee.index;
     site.builtin = f.builtin;
-    if (f.builtin == ptx::Builtin::kOther) refuse("this function of the device runtime isn't known");
+    if (f.builtin == ptx::Builtin::kOther)
+      refuse("this function of the device runtime isn't known");
     returns = &f.returns;
     parameters = &f.parameters;
   } else if (callee.kind == OperandKind::kRegister) {
@@ -158,7 +161,8 @@ void Decoder::call(Modifiers& m) {
         row = predicate(args[k]);
       else
         row = source_width(args[k], piece.width, p.type);
-      Instruction& i = emit(set_.store(Access::kLocal, piece.type, piece.width, false), 0, frame_base(), row);
+      Instruction& i =
+          emit(set_.store(Access::kLocal, piece.type, piece.width, false), 0, frame_base(), row);
       i.immediate = copy.caller;
     }
     site.arguments.push_back(copy);
@@ -187,8 +191,10 @@ void Decoder::call(Modifiers& m) {
   for (const auto& [k, slot] : registers) {
     const ptx::Parameter& p = (*returns)[k];
     const Piece piece = piece_of(p.type);
-    const uint32_t row = p.type == Type::kPred ? target_predicate(rets[k]) : target(rets[k], piece.width);
-    Instruction& i = emit(set_.load(Access::kLocal, piece.type, piece.width, false, false), row, frame_base());
+    const uint32_t row =
+        p.type == Type::kPred ? target_predicate(rets[k]) : target(rets[k], piece.width);
+    Instruction& i =
+        emit(set_.load(Access::kLocal, piece.type, piece.width, false, false), row, frame_base());
     i.immediate = slot;
   }
 }

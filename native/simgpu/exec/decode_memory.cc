@@ -15,7 +15,8 @@ using ptx::Type;
 // every one of them except .sc, and that only matters for fences. `polls`: it may be a spin loop's.
 void Decoder::cache_modifiers(Modifiers& m, bool* polls, bool is_load) {
   m.take(Mod::kWeak);
-  const Mod order = m.take_any({Mod::kVolatile, Mod::kRelaxed, is_load ? Mod::kAcquire : Mod::kRelease});
+  const Mod order =
+      m.take_any({Mod::kVolatile, Mod::kRelaxed, is_load ? Mod::kAcquire : Mod::kRelease});
   m.take(Mod::kMmio);
   m.take_any({Mod::kCta, Mod::kCluster, Mod::kGpu, Mod::kSys});
   if (is_load) {
@@ -58,7 +59,8 @@ void Decoder::load(Modifiers& m) {
   }
   const uint32_t n = vector == Mod::kV2 ? 2 : vector == Mod::kV4 ? 4 : 8;
   const auto elements = body_.elements_of(d);
-  if (d.kind != OperandKind::kVector || elements.size() != n || n > 4) refuse("the vector isn't known here");
+  if (d.kind != OperandKind::kVector || elements.size() != n || n > 4)
+    refuse("the vector isn't known here");
   uint32_t rows[4] = {0, 0, 0, 0}, w = 0;
   for (uint32_t k = 0; k < n; ++k) {
     if (elements[k].kind == OperandKind::kSink) continue;
@@ -69,7 +71,8 @@ void Decoder::load(Modifiers& m) {
     rows[k] = target(elements[k], w);
   }
   if (!w) w = std::max<uint32_t>(2, ptx::bytes_of(t));
-  Instruction& i = emit(set_.load(a.access, t, w, true, false), rows[0], a.row, rows[1], rows[2], rows[3]);
+  Instruction& i =
+      emit(set_.load(a.access, t, w, true, false), rows[0], a.row, rows[1], rows[2], rows[3]);
   i.immediate = a.offset;
   i.count = static_cast<uint16_t>(n);
 }
@@ -99,7 +102,8 @@ void Decoder::store(Modifiers& m) {
   }
   const uint32_t n = vector == Mod::kV2 ? 2 : vector == Mod::kV4 ? 4 : 8;
   const auto elements = body_.elements_of(s);
-  if (s.kind != OperandKind::kVector || elements.size() != n || n > 4) refuse("the vector isn't known here");
+  if (s.kind != OperandKind::kVector || elements.size() != n || n > 4)
+    refuse("the vector isn't known here");
   uint32_t rows[4] = {0, 0, 0, 0}, w = 0;
   for (uint32_t k = 0; k < n; ++k)
     if (elements[k].kind == OperandKind::kRegister) w = register_width(elements[k].index);
@@ -110,8 +114,8 @@ void Decoder::store(Modifiers& m) {
       rows[k] = source_width(elements[k], w ? w : std::max<uint32_t>(2, ptx::bytes_of(t)), t);
     if (w && width_of_row(rows[k]) != w) refuse("registers of different sizes");
   }
-  Instruction& i =
-      emit(set_.store(a.access, t, width_of_row(rows[0]), true), rows[2], a.row, rows[0], rows[1], rows[3]);
+  Instruction& i = emit(set_.store(a.access, t, width_of_row(rows[0]), true), rows[2], a.row,
+                        rows[0], rows[1], rows[3]);
   i.immediate = a.offset;
   i.count = static_cast<uint16_t>(n);
 }
@@ -125,7 +129,8 @@ void Decoder::atom(Modifiers& m, bool result) {
   const Space space = m.take_space();
   const Mod o = m.take_any({Mod::kAnd, Mod::kOr, Mod::kXor, Mod::kCas, Mod::kExch, Mod::kAdd,
                             Mod::kInc, Mod::kDec, Mod::kMin, Mod::kMax});
-  if (m.take_any({Mod::kV2, Mod::kV4, Mod::kV8}) != Mod::kUnknown) refuse("vector atomics aren't known");
+  if (m.take_any({Mod::kV2, Mod::kV4, Mod::kV8}) != Mod::kUnknown)
+    refuse("vector atomics aren't known");
   const Type t = m.take_type();
   const size_t first = result ? 1 : 0;
   const bool cas = o == Mod::kCas;
@@ -150,7 +155,8 @@ void Decoder::cp_async(Modifiers& m) {
     return;
   }
   if (m.take_any({Mod::kCa, Mod::kCg}) == Mod::kUnknown) refuse("this copy isn't known");
-  if (m.take_space() != Space::kShared || m.take_space() != Space::kGlobal) refuse("this copy isn't known");
+  if (m.take_space() != Space::kShared || m.take_space() != Space::kGlobal)
+    refuse("this copy isn't known");
   m.take(Mod::kL2CacheHint);
   m.take_any({Mod::kL264B, Mod::kL2128B, Mod::kL2256B});
   count(3, 5);
@@ -180,10 +186,10 @@ void Decoder::cp_async(Modifiers& m) {
     }
   }
   if (!pass && !size_row) {
-    Instruction& l = words == 1
-                         ? emit(set_.load(from.access, Type::kB32, 4, false, false), rows[0], from.row)
-                         : emit(set_.load(from.access, Type::kB32, 4, true, false), rows[0], from.row,
-                                rows[1], rows[2], rows[3]);
+    Instruction& l =
+        words == 1 ? emit(set_.load(from.access, Type::kB32, 4, false, false), rows[0], from.row)
+                   : emit(set_.load(from.access, Type::kB32, 4, true, false), rows[0], from.row,
+                          rows[1], rows[2], rows[3]);
     l.immediate = from.offset;
     l.count = static_cast<uint16_t>(words);
   } else {
@@ -202,9 +208,10 @@ void Decoder::cp_async(Modifiers& m) {
       l.immediate = from.offset + 4 * k;
     }
   }
-  Instruction& s = words == 1 ? emit(set_.store(to.access, Type::kB32, 4, false), 0, to.row, rows[0])
-                              : emit(set_.store(to.access, Type::kB32, 4, true), rows[2], to.row,
-                                     rows[0], rows[1], rows[3]);
+  Instruction& s = words == 1
+                       ? emit(set_.store(to.access, Type::kB32, 4, false), 0, to.row, rows[0])
+                       : emit(set_.store(to.access, Type::kB32, 4, true), rows[2], to.row, rows[0],
+                              rows[1], rows[3]);
   s.immediate = to.offset;
   s.count = static_cast<uint16_t>(words);
 }
@@ -227,11 +234,19 @@ void Decoder::cvta(Modifiers& m) {
   uint64_t window = 0;
   switch (space) {
     case Space::kGlobal:
-    case Space::kConst: break;
-    case Space::kShared: window = kSharedWindow; break;
-    case Space::kLocal: window = kLocalWindow; break;
-    case Space::kParam: window = function_.entry ? kParamWindow : kLocalWindow; break;
-    default: refuse("this state space isn't known");
+    case Space::kConst:
+      break;
+    case Space::kShared:
+      window = kSharedWindow;
+      break;
+    case Space::kLocal:
+      window = kLocalWindow;
+      break;
+    case Space::kParam:
+      window = function_.entry ? kParamWindow : kLocalWindow;
+      break;
+    default:
+      refuse("this state space isn't known");
   }
   const ptx::Operand& s = op(1);
   uint32_t a;
@@ -252,7 +267,8 @@ void Decoder::cvta(Modifiers& m) {
   if (!window) {
     emit(set_.move(8), d, a);
   } else {
-    emit(set_.integer(to ? Op::kSub : Op::kAdd, Type::kU64, Mod::kUnknown, false), d, a, constant(8, window));
+    emit(set_.integer(to ? Op::kSub : Op::kAdd, Type::kU64, Mod::kUnknown, false), d, a,
+         constant(8, window));
   }
 }
 
@@ -279,7 +295,8 @@ void Decoder::isspacep(Modifiers& m) {
       emit(set_.setp(Type::kU64, Mod::kLt, false), d, t, constant(8, kWindowBytes));
       return;
     }
-    default: refuse("this state space isn't known");
+    default:
+      refuse("this state space isn't known");
   }
 }
 

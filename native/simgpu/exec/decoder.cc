@@ -15,7 +15,7 @@ using ptx::Type;
 
 const HandlerSet& handlers() {
   // GPUPOOL_SIMGPU_ISA=baseline: for tests of the level that newer processors never choose.
-  static const HandlerSet& set = [] () -> const HandlerSet& {
+  static const HandlerSet& set = []() -> const HandlerSet& {
     const char* level = std::getenv("GPUPOOL_SIMGPU_ISA");
     const bool baseline = level && std::string_view(level) == "baseline";
     return __builtin_cpu_supports("x86-64-v3") && !baseline ? v3_handlers() : baseline_handlers();
@@ -90,7 +90,8 @@ void Decoder::refuse(const std::string& what) const {
 }
 
 void Decoder::finish_modifiers(const Modifiers& m) const {
-  if (const char* left = m.left()) refuse(std::string("the simulated GPU doesn't know .") + left + " here");
+  if (const char* left = m.left())
+    refuse(std::string("the simulated GPU doesn't know .") + left + " here");
 }
 
 std::unique_ptr<Code> Decoder::decode() {
@@ -109,8 +110,8 @@ std::unique_ptr<Code> Decoder::decode() {
     code_->parameter_bytes = at = places_.bytes;
   }
   local_place_ = up(at, std::max<uint32_t>(kGranule, body_.local_alignment));
-  param_place_ = up(local_place_ + body_.local_bytes,
-                    std::max<uint32_t>(kGranule, body_.param_alignment));
+  param_place_ =
+      up(local_place_ + body_.local_bytes, std::max<uint32_t>(kGranule, body_.param_alignment));
   frame_end_ = up(param_place_ + body_.param_bytes, kGranule);
   code_->local_bytes = body_.local_bytes;
 
@@ -226,7 +227,8 @@ uint64_t Decoder::literal(const ptx::Operand& o, Type type, uint32_t width) cons
       __builtin_memcpy(&u, &f, 4);
       return u;
     }
-    default: refuse("a literal is wanted");
+    default:
+      refuse("a literal is wanted");
   }
 }
 
@@ -247,9 +249,12 @@ uint32_t Decoder::source_width(const ptx::Operand& o, uint32_t width, Type type)
     }
     case OperandKind::kImmediate:
     case OperandKind::kFloat32:
-    case OperandKind::kFloat64: return constant(width, literal(o, type, width));
-    case OperandKind::kSpecial: return special(static_cast<ptx::SpecialRegister>(o.index), o.component, width);
-    default: refuse("this kind of operand isn't known here");
+    case OperandKind::kFloat64:
+      return constant(width, literal(o, type, width));
+    case OperandKind::kSpecial:
+      return special(static_cast<ptx::SpecialRegister>(o.index), o.component, width);
+    default:
+      refuse("this kind of operand isn't known here");
   }
 }
 
@@ -272,7 +277,8 @@ uint32_t Decoder::target(const ptx::Operand& o, uint32_t width) {
   if (o.kind != OperandKind::kRegister) refuse("a register is wanted as the result");
   if (o.selector != ptx::Selector::kNone || o.negated) refuse("a selector isn't known here");
   if (body_.registers[o.index] == Type::kPred) refuse("a predicate can't take this result");
-  if (register_width(o.index) != width) refuse("the result register's size differs from the type's");
+  if (register_width(o.index) != width)
+    refuse("the result register's size differs from the type's");
   return define(o.index);
 }
 uint32_t Decoder::target_predicate(const ptx::Operand& o) {
@@ -322,7 +328,8 @@ uint64_t Decoder::symbol_address(const ptx::Operand& o, bool generic, bool* in_f
         *space = ptx::Space::kParam;
         return function_.parameters[o.index].offset + offset + (generic ? kParamWindow : 0);
       }
-      if (function_.parameters[o.index].space == ptx::Space::kReg) refuse("a register has no address");
+      if (function_.parameters[o.index].space == ptx::Space::kReg)
+        refuse("a register has no address");
       *in_frame = true;
       *space = ptx::Space::kLocal;
       return places_.parameters[o.index] + offset + (generic ? kLocalWindow : 0);
@@ -333,7 +340,8 @@ uint64_t Decoder::symbol_address(const ptx::Operand& o, bool generic, bool* in_f
     case SymbolKind::kFunction:
       *space = ptx::Space::kNone;
       return ptx::function_address(o.index);
-    default: refuse("this name has no address");
+    default:
+      refuse("this name has no address");
   }
 }
 
@@ -343,7 +351,8 @@ Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
   if (o.register_base) {
     const Type t = body_.registers[o.index];
     const uint32_t width = register_width(o.index);
-    if (t == Type::kPred || (width != 4 && width != 8)) refuse("the address register isn't 32 or 64 bits wide");
+    if (t == Type::kPred || (width != 4 && width != 8))
+      refuse("the address register isn't 32 or 64 bits wide");
     uint32_t row = use(o.index);
     a.offset = o.offset;
     switch (space) {
@@ -352,11 +361,20 @@ Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
         a.row = row;
         return a;
       case ptx::Space::kGlobal:
-      case ptx::Space::kConst: a.access = Access::kGlobal; break;
-      case ptx::Space::kLocal: a.access = Access::kLocal; break;
-      case ptx::Space::kParam: a.access = function_.entry ? Access::kParam : Access::kLocal; break;
-      case ptx::Space::kNone: a.access = Access::kGeneric; break;
-      default: refuse("this state space isn't known");
+      case ptx::Space::kConst:
+        a.access = Access::kGlobal;
+        break;
+      case ptx::Space::kLocal:
+        a.access = Access::kLocal;
+        break;
+      case ptx::Space::kParam:
+        a.access = function_.entry ? Access::kParam : Access::kLocal;
+        break;
+      case ptx::Space::kNone:
+        a.access = Access::kGeneric;
+        break;
+      default:
+        refuse("this state space isn't known");
     }
     a.row = widened(row);
     return a;
@@ -375,9 +393,9 @@ Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
   ptx::Space of;
   const uint64_t at = symbol_address(o, false, &in_frame, &of);
   if (space != ptx::Space::kNone && space != of) {
-    const bool parameter = space == ptx::Space::kParam && of == ptx::Space::kLocal &&
-                           (o.symbol != SymbolKind::kLocal ||
-                            body_.locals[o.index].space == ptx::Space::kParam);
+    const bool parameter =
+        space == ptx::Space::kParam && of == ptx::Space::kLocal &&
+        (o.symbol != SymbolKind::kLocal || body_.locals[o.index].space == ptx::Space::kParam);
     const bool constant_data = (space == ptx::Space::kGlobal && of == ptx::Space::kConst);
     if (!parameter && !constant_data) refuse("the variable lies in another state space");
   }
@@ -400,7 +418,8 @@ Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
       a.row = frame_base();
       a.offset = static_cast<int64_t>(at);
       break;
-    default: refuse("nothing can be loaded from this name");
+    default:
+      refuse("nothing can be loaded from this name");
   }
   return a;
 }
@@ -410,51 +429,166 @@ Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
 void Decoder::one() {
   Modifiers m(current_->mods());
   switch (current_->op) {
-    case Op::kAdd: case Op::kSub: case Op::kMul: case Op::kMad: case Op::kFma: arithmetic(m); break;
-    case Op::kAddc: case Op::kSubc: case Op::kMadc: carry(m); break;
-    case Op::kDiv: case Op::kRem: divide(m); break;
-    case Op::kRcp: case Op::kSqrt: case Op::kRsqrt: case Op::kEx2: case Op::kLg2: case Op::kSin:
-    case Op::kCos: case Op::kTanh: math(m); break;
-    case Op::kMin: case Op::kMax: min_max(m); break;
-    case Op::kNeg: case Op::kAbs: neg_abs(m); break;
-    case Op::kAnd: case Op::kOr: case Op::kXor: case Op::kNot: case Op::kCnot: logic(m); break;
-    case Op::kShl: case Op::kShr: shift(m); break;
-    case Op::kPopc: case Op::kClz: case Op::kBrev: case Op::kBfind: case Op::kBfe: case Op::kBfi:
-    case Op::kBmsk: case Op::kSzext: bit_field(m); break;
-    case Op::kShf: case Op::kPrmt: case Op::kLop3: case Op::kDp4a: case Op::kDp2a: case Op::kSad:
-    case Op::kMul24: case Op::kMad24: case Op::kFns: case Op::kVabsdiff2: case Op::kVabsdiff4:
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kMad:
+    case Op::kFma:
+      arithmetic(m);
+      break;
+    case Op::kAddc:
+    case Op::kSubc:
+    case Op::kMadc:
+      carry(m);
+      break;
+    case Op::kDiv:
+    case Op::kRem:
+      divide(m);
+      break;
+    case Op::kRcp:
+    case Op::kSqrt:
+    case Op::kRsqrt:
+    case Op::kEx2:
+    case Op::kLg2:
+    case Op::kSin:
+    case Op::kCos:
+    case Op::kTanh:
+      math(m);
+      break;
+    case Op::kMin:
+    case Op::kMax:
+      min_max(m);
+      break;
+    case Op::kNeg:
+    case Op::kAbs:
+      neg_abs(m);
+      break;
+    case Op::kAnd:
+    case Op::kOr:
+    case Op::kXor:
+    case Op::kNot:
+    case Op::kCnot:
+      logic(m);
+      break;
+    case Op::kShl:
+    case Op::kShr:
+      shift(m);
+      break;
+    case Op::kPopc:
+    case Op::kClz:
+    case Op::kBrev:
+    case Op::kBfind:
+    case Op::kBfe:
+    case Op::kBfi:
+    case Op::kBmsk:
+    case Op::kSzext:
+      bit_field(m);
+      break;
+    case Op::kShf:
+    case Op::kPrmt:
+    case Op::kLop3:
+    case Op::kDp4a:
+    case Op::kDp2a:
+    case Op::kSad:
+    case Op::kMul24:
+    case Op::kMad24:
+    case Op::kFns:
+    case Op::kVabsdiff2:
+    case Op::kVabsdiff4:
       three_words(m);
       break;
-    case Op::kSetp: setp(m); break;
-    case Op::kSet: set(m); break;
-    case Op::kSelp: case Op::kSlct: select(m); break;
-    case Op::kTestp: testp(m); break;
-    case Op::kCopysign: copysign(m); break;
-    case Op::kMov: mov(m); break;
-    case Op::kCvt: cvt(m); break;
-    case Op::kCvta: cvta(m); break;
-    case Op::kIsspacep: isspacep(m); break;
-    case Op::kLd: case Op::kLdu: load(m); break;
-    case Op::kSt: store(m); break;
-    case Op::kAtom: atom(m, true); break;
-    case Op::kRed: atom(m, false); break;
-    case Op::kCp: cp_async(m); break;
-    case Op::kPrefetch: case Op::kPrefetchu: case Op::kDiscard: case Op::kApplypriority:
-    case Op::kPmevent: prefetch(m); break;
-    case Op::kBra: bra(m); break;
-    case Op::kBrx: brx(m); break;
-    case Op::kCall: call(m); break;
-    case Op::kRet: ret(m); break;
-    case Op::kExit: emit_control(set_.control(Op::kExit, Mod::kUnknown, false)); break;
-    case Op::kTrap: emit_control(set_.control(Op::kTrap, Mod::kUnknown, false)); break;
-    case Op::kBrkpt: emit_control(set_.control(Op::kBrkpt, Mod::kUnknown, false)); break;
-    case Op::kBar: case Op::kBarrier: barrier(m); break;
-    case Op::kShfl: case Op::kVote: case Op::kMatch: case Op::kRedux: case Op::kActivemask:
+    case Op::kSetp:
+      setp(m);
+      break;
+    case Op::kSet:
+      set(m);
+      break;
+    case Op::kSelp:
+    case Op::kSlct:
+      select(m);
+      break;
+    case Op::kTestp:
+      testp(m);
+      break;
+    case Op::kCopysign:
+      copysign(m);
+      break;
+    case Op::kMov:
+      mov(m);
+      break;
+    case Op::kCvt:
+      cvt(m);
+      break;
+    case Op::kCvta:
+      cvta(m);
+      break;
+    case Op::kIsspacep:
+      isspacep(m);
+      break;
+    case Op::kLd:
+    case Op::kLdu:
+      load(m);
+      break;
+    case Op::kSt:
+      store(m);
+      break;
+    case Op::kAtom:
+      atom(m, true);
+      break;
+    case Op::kRed:
+      atom(m, false);
+      break;
+    case Op::kCp:
+      cp_async(m);
+      break;
+    case Op::kPrefetch:
+    case Op::kPrefetchu:
+    case Op::kDiscard:
+    case Op::kApplypriority:
+    case Op::kPmevent:
+      prefetch(m);
+      break;
+    case Op::kBra:
+      bra(m);
+      break;
+    case Op::kBrx:
+      brx(m);
+      break;
+    case Op::kCall:
+      call(m);
+      break;
+    case Op::kRet:
+      ret(m);
+      break;
+    case Op::kExit:
+      emit_control(set_.control(Op::kExit, Mod::kUnknown, false));
+      break;
+    case Op::kTrap:
+      emit_control(set_.control(Op::kTrap, Mod::kUnknown, false));
+      break;
+    case Op::kBrkpt:
+      emit_control(set_.control(Op::kBrkpt, Mod::kUnknown, false));
+      break;
+    case Op::kBar:
+    case Op::kBarrier:
+      barrier(m);
+      break;
+    case Op::kShfl:
+    case Op::kVote:
+    case Op::kMatch:
+    case Op::kRedux:
+    case Op::kActivemask:
       warp(m);
       break;
-    case Op::kMembar: case Op::kFence: fence(m); break;
-    case Op::kNanosleep: nanosleep(m); break;
-    default: refuse("the simulated GPU doesn't carry out this instruction");
+    case Op::kMembar:
+    case Op::kFence:
+      fence(m);
+      break;
+    case Op::kNanosleep:
+      nanosleep(m);
+      break;
+    default:
+      refuse("the simulated GPU doesn't carry out this instruction");
   }
   finish_modifiers(m);
 }
@@ -462,7 +596,8 @@ void Decoder::one() {
 std::unique_ptr<Code> decode_function(KernelCode& kernel, uint32_t function, std::string* why) {
   const ptx::FunctionBody* body = kernel.program->body(function, why);
   if (!body) {
-    if (why->empty()) *why = "the function " + kernel.program->function(function).name + " has no body";
+    if (why->empty())
+      *why = "the function " + kernel.program->function(function).name + " has no body";
     return nullptr;
   }
   try {

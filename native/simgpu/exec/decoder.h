@@ -25,8 +25,8 @@ class Modifiers {
   bool take(ptx::Mod mod);
   // The first of `choices` that is there, else kUnknown.
   ptx::Mod take_any(std::initializer_list<ptx::Mod> choices);
-  ptx::Type take_type();    // the next type in order; kNone: no more
-  ptx::Space take_space();  // the next state space; kNone: generic
+  ptx::Type take_type();     // the next type in order; kNone: no more
+  ptx::Space take_space();   // the next state space; kNone: generic
   const char* left() const;  // text of one that nobody took; nullptr: all taken
 
  private:
@@ -57,11 +57,11 @@ class Decoder {
   uint32_t temp(uint32_t width);  // until the end of this PTX instruction
   uint32_t constant(uint32_t width, uint64_t bits);
   uint32_t special(ptx::SpecialRegister special, uint32_t component, uint32_t width);
-  uint32_t frame_base();          // 64 bits: the frame's place in local memory
+  uint32_t frame_base();  // 64 bits: the frame's place in local memory
   uint32_t register_width(uint32_t reg) const;
   uint32_t use(uint32_t reg);
   uint32_t define(uint32_t reg);
-  void place_rows();              // liveness, then offsets for all rows
+  void place_rows();  // liveness, then offsets for all rows
   uint32_t width_of_row(uint32_t row) const { return rows_[row].width; }
 
   // ---- operands ----
@@ -78,10 +78,10 @@ class Decoder {
   uint32_t widened(uint32_t row);  // a 32-bit address as 64 bits
 
   // ---- emission ----
-  Instruction& emit(Handler handler, uint32_t d = 0, uint32_t a = 0, uint32_t b = 0,
-                    uint32_t c = 0, uint32_t e = 0);
+  Instruction& emit(Handler handler, uint32_t d = 0, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0,
+                    uint32_t e = 0);
   Instruction& emit_control(Handler handler, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0);
-  void branch_around();            // a guarded control instruction: skip it where the guard fails
+  void branch_around();  // a guarded control instruction: skip it where the guard fails
   void finish_modifiers(const Modifiers& m) const;
 
   // ---- groups of opcodes ----
@@ -107,7 +107,8 @@ class Decoder {
   void mov(Modifiers& m);
   void move_parts(const ptx::Operand& d, const ptx::Operand& s, ptx::Type type);
   void cvt(Modifiers& m);
-  void cvt_packed(Modifiers& m, ptx::Type to, ptx::Type from, ptx::Mod rounding, bool relu, bool satfinite);
+  void cvt_packed(Modifiers& m, ptx::Type to, ptx::Type from, ptx::Mod rounding, bool relu,
+                  bool satfinite);
   void cvta(Modifiers& m);
   void isspacep(Modifiers& m);
   void load(Modifiers& m);
@@ -149,8 +150,8 @@ class Decoder {
   std::map<uint32_t, std::vector<uint32_t>> temps_free_;
   uint32_t frame_base_ = 0, carry_ = 0;
   std::vector<std::vector<uint32_t>> uses_, defines_;  // registers, by PTX instruction
-  std::vector<uint32_t> starts_;                        // PTX instruction -> code index
-  std::vector<std::pair<uint32_t, uint32_t>> fixups_;   // code index -> PTX instruction
+  std::vector<uint32_t> starts_;                       // PTX instruction -> code index
+  std::vector<std::pair<uint32_t, uint32_t>> fixups_;  // code index -> PTX instruction
 };
 
 }  // namespace gpupool::simgpu::exec

@@ -41,7 +41,7 @@ struct DeviceModel {
   int max_threads_per_block = 1024;
   int max_threads_per_sm = 2048;
   int max_blocks_per_sm = 32;
-  uint32_t shared_per_block = 48 * 1024;         // without opt-in
+  uint32_t shared_per_block = 48 * 1024;  // without opt-in
   uint32_t shared_per_block_optin = 163 * 1024;
   uint32_t shared_per_sm = 164 * 1024;
   uint32_t registers_per_sm = 65536;
@@ -59,10 +59,10 @@ struct KernelInfo {
   uint32_t static_shared_bytes = 0;
   uint32_t local_bytes = 0;
   uint32_t constant_bytes = 0;
-  uint32_t registers = 0;             // an estimate from the real liveness, at least 1
-  uint32_t max_threads_per_block = 0; // .maxntid / .reqntid, else the device's
+  uint32_t registers = 0;                  // an estimate from the real liveness, at least 1
+  uint32_t max_threads_per_block = 0;      // .maxntid / .reqntid, else the device's
   uint32_t required_block[3] = {0, 0, 0};  // .reqntid, 0: none
-  int ptx_version = 0;                // 10 * major + minor of .target's architecture: 80
+  int ptx_version = 0;                     // 10 * major + minor of .target's architecture: 80
   int binary_version = 0;
 };
 
@@ -71,7 +71,14 @@ struct GlobalInfo {
   bool constant = false, managed = false;
 };
 
-enum class LoadStatus { kOk, kInvalidPtx, kUnsupportedPtxVersion, kUnresolvedSymbol, kOutOfMemory, kNoKernelImage };
+enum class LoadStatus {
+  kOk,
+  kInvalidPtx,
+  kUnsupportedPtxVersion,
+  kUnresolvedSymbol,
+  kOutOfMemory,
+  kNoKernelImage
+};
 
 // Several PTX texts linked into one program, with its variables allocated and initialised.
 class Program {
@@ -104,19 +111,20 @@ LoadResult load_program(const std::vector<SourceText>& sources, const DeviceMode
                         std::shared_ptr<MemorySpace> memory);
 
 // Joins texts without allocating anything: for cuLink*. Unresolved symbols are an error.
-LoadStatus check_link(const std::vector<SourceText>& sources, const DeviceModel& device, std::string* log);
+LoadStatus check_link(const std::vector<SourceText>& sources, const DeviceModel& device,
+                      std::string* log);
 
 enum class FaultKind {
-  kIllegalAddress,      // 700
-  kMisalignedAddress,   // 716
-  kInvalidAddressSpace, // 717
-  kInvalidPc,           // 718
-  kLaunchFailed,        // 719: trap, stack overflow, deadlock
-  kAssert,              // 710
-  kTimeout,             // 702
-  kIllegalInstruction,  // 715
-  kNotSupported,        // 801: found at run time
-  kCancelled,           // the caller's hook asked to stop
+  kIllegalAddress,       // 700
+  kMisalignedAddress,    // 716
+  kInvalidAddressSpace,  // 717
+  kInvalidPc,            // 718
+  kLaunchFailed,         // 719: trap, stack overflow, deadlock
+  kAssert,               // 710
+  kTimeout,              // 702
+  kIllegalInstruction,   // 715
+  kNotSupported,         // 801: found at run time
+  kCancelled,            // the caller's hook asked to stop
 };
 
 struct Fault {
@@ -136,10 +144,10 @@ struct Launch {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block[3] = {1, 1, 1};
   uint32_t dynamic_shared_bytes = 0;
-  bool cooperative = false;             // all blocks resident at once; grid synchronisation allowed
-  std::vector<uint8_t> parameters;      // laid out as KernelInfo::parameters says
+  bool cooperative = false;         // all blocks resident at once; grid synchronisation allowed
+  std::vector<uint8_t> parameters;  // laid out as KernelInfo::parameters says
   uint64_t stack_bytes_per_thread = 1024;
-  uint64_t instruction_limit = 0;       // thread instructions; 0: none
+  uint64_t instruction_limit = 0;  // thread instructions; 0: none
 };
 
 struct LaunchCounters {
@@ -156,14 +164,15 @@ struct LaunchHooks {
 
 // Runs the launch on the calling thread and the engine's pool; returns when it ended.
 // Launches may run at the same time. No fault: the launch succeeded.
-std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device, MemorySpace& memory,
-                                const LaunchHooks& hooks, LaunchCounters* counters);
+std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
+                                MemorySpace& memory, const LaunchHooks& hooks,
+                                LaunchCounters* counters);
 
 // The largest block that the registers of a multiprocessor allow.
 int threads_for_registers(const KernelInfo& kernel, const DeviceModel& device);
 
 // Blocks of this shape that fit on one multiprocessor (occupancy).
-int blocks_per_multiprocessor(const KernelInfo& kernel, const DeviceModel& device, int threads_per_block,
-                              uint64_t dynamic_shared_bytes);
+int blocks_per_multiprocessor(const KernelInfo& kernel, const DeviceModel& device,
+                              int threads_per_block, uint64_t dynamic_shared_bytes);
 
 }  // namespace gpupool::simgpu

@@ -43,9 +43,9 @@ struct HandlerSet {
   Handler (*warp)(ptx::Op op, ptx::Mod mode, ptx::Type type);
   Handler (*control)(ptx::Op op, ptx::Mod mode, bool negated);
   Handler (*special)(Clock which);
-  Handler guarded[2];      // by the guard, by its negation
-  Handler sign_mask;       // d(32) = predicate a as 0 / 1
-  Handler set_float;       // d(f32) = predicate a as 0 / 1.0
+  Handler guarded[2];  // by the guard, by its negation
+  Handler sign_mask;   // d(32) = predicate a as 0 / 1
+  Handler set_float;   // d(f32) = predicate a as 0 / 1.0
 };
 
 const HandlerSet& baseline_handlers();

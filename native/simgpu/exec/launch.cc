@@ -12,7 +12,8 @@ namespace exec {
 
 constexpr int64_t kCheckpointNs = 100'000;
 
-LaunchState::LaunchState(const Launch& l, const DeviceModel& d, MemorySpace& m, const LaunchHooks& h)
+LaunchState::LaunchState(const Launch& l, const DeviceModel& d, MemorySpace& m,
+                         const LaunchHooks& h)
     : launch(l), device(d), memory(m), hooks(h) {}
 
 void LaunchState::record(Fault&& f) {
@@ -42,10 +43,9 @@ void LaunchState::checkpoint() {
 
 void Worker::report() {
   state.warp_instructions.fetch_add(warp_instructions - reported_warp, std::memory_order_relaxed);
-  const uint64_t total =
-      state.thread_instructions.fetch_add(thread_instructions - reported_thread,
-                                          std::memory_order_relaxed) +
-      (thread_instructions - reported_thread);
+  const uint64_t total = state.thread_instructions.fetch_add(thread_instructions - reported_thread,
+                                                             std::memory_order_relaxed) +
+                         (thread_instructions - reported_thread);
   reported_warp = warp_instructions;
   reported_thread = thread_instructions;
   if (state.launch.instruction_limit && total > state.launch.instruction_limit) {
@@ -65,7 +65,8 @@ void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>&
   while (!state.stop) {
     std::unique_ptr<Cta> cta;
     uint64_t number = UINT64_MAX;
-    if (state.next_block < state.total_blocks && state.started - state.finished < state.resident_limit) {
+    if (state.next_block < state.total_blocks &&
+        state.started - state.finished < state.resident_limit) {
       number = state.next_block++;
       ++state.started;
     } else if (!state.suspended.empty()) {
@@ -142,8 +143,9 @@ Fault refused(const std::string& kernel, FaultKind kind, std::string what) {
 }  // namespace
 }  // namespace exec
 
-std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device, MemorySpace& memory,
-                                const LaunchHooks& hooks, LaunchCounters* counters) {
+std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
+                                MemorySpace& memory, const LaunchHooks& hooks,
+                                LaunchCounters* counters) {
   using namespace exec;
   auto* program = dynamic_cast<EngineProgram*>(launch.program.get());
   if (!program) return refused("", FaultKind::kLaunchFailed, "this program isn't the engine's");
@@ -153,13 +155,15 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
   if (!kernel) return refused("", FaultKind::kNotSupported, why);
   for (int k = 0; k < 3; ++k)
     if (launch.grid[k] == 0 || launch.block[k] == 0)
-      return refused(info->name, FaultKind::kLaunchFailed, "a dimension of the grid or block is zero");
+      return refused(info->name, FaultKind::kLaunchFailed,
+                     "a dimension of the grid or block is zero");
   const uint64_t threads = uint64_t{launch.block[0]} * launch.block[1] * launch.block[2];
   if (threads > 1024)
     return refused(info->name, FaultKind::kLaunchFailed, "more than 1024 threads in a block");
 
   Launch checked = launch;
-  if (checked.parameters.size() < info->parameter_bytes) checked.parameters.resize(info->parameter_bytes);
+  if (checked.parameters.size() < info->parameter_bytes)
+    checked.parameters.resize(info->parameter_bytes);
   auto state = std::make_shared<LaunchState>(checked, device, memory, hooks);
   state->kernel = kernel;
   state->kernel_name = info->name;
@@ -168,17 +172,18 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
   state->threads_per_block = static_cast<uint32_t>(threads);
   state->warps_per_block = static_cast<uint32_t>((threads + kLanes - 1) / kLanes);
   const ptx::SharedLayout& shared = kernel->shared;
-  state->shared_bytes = std::max(shared.static_bytes,
-                                 (launch.dynamic_shared_bytes || shared.uses_dynamic)
-                                     ? shared.dynamic_offset + launch.dynamic_shared_bytes
-                                     : 0);
+  state->shared_bytes =
+      std::max(shared.static_bytes, (launch.dynamic_shared_bytes || shared.uses_dynamic)
+                                        ? shared.dynamic_offset + launch.dynamic_shared_bytes
+                                        : 0);
   const Code& entry = *kernel->entry;
   if (entry.frame_bytes || !entry.calls.empty()) {
     // Parameters of calls lie in local memory here, which hardware keeps in registers: some more.
     const uint64_t stack = launch.stack_bytes_per_thread + launch.stack_bytes_per_thread / 2 + 1024;
     state->local_bytes = static_cast<uint32_t>(
         (std::min<uint64_t>(entry.frame_bytes + (entry.calls.empty() ? 0 : stack), 512u << 20) +
-         kGranule - 1) / kGranule * kGranule);
+         kGranule - 1) /
+        kGranule * kGranule);
   }
   const int per_sm = blocks_per_multiprocessor(*info, device, static_cast<int>(threads),
                                                launch.dynamic_shared_bytes);
@@ -213,8 +218,9 @@ static uint64_t registers_of_warp(const KernelInfo& kernel) {
 }
 
 int threads_for_registers(const KernelInfo& kernel, const DeviceModel& device) {
-  return static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(device.max_threads_per_block),
-                                             device.registers_per_sm / registers_of_warp(kernel) * 32));
+  return static_cast<int>(
+      std::min<uint64_t>(static_cast<uint64_t>(device.max_threads_per_block),
+                         device.registers_per_sm / registers_of_warp(kernel) * 32));
 }
 
 int blocks_per_multiprocessor(const KernelInfo& kernel, const DeviceModel& device,
@@ -223,7 +229,8 @@ int blocks_per_multiprocessor(const KernelInfo& kernel, const DeviceModel& devic
   const uint64_t warps = (static_cast<uint64_t>(threads_per_block) + 31) / 32;
   uint64_t blocks = static_cast<uint64_t>(device.max_threads_per_sm) / (warps * 32);
   blocks = std::min<uint64_t>(blocks, static_cast<uint64_t>(device.max_blocks_per_sm));
-  blocks = std::min<uint64_t>(blocks, device.registers_per_sm / (registers_of_warp(kernel) * warps));
+  blocks =
+      std::min<uint64_t>(blocks, device.registers_per_sm / (registers_of_warp(kernel) * warps));
   // Shared memory is given in units of 128 bytes; the system keeps 1 KiB per block (compute
   // capability 8.0 and above).
   uint64_t shared = kernel.static_shared_bytes + dynamic_shared_bytes;

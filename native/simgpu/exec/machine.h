@@ -28,16 +28,16 @@ using Handler = const Instruction* (*)(Warp&, const Instruction*);
 
 struct alignas(64) Instruction {
   Handler run = nullptr;
-  Handler inner = nullptr;     // what a guarded instruction does for the lanes of its guard
-  uint32_t d = 0;              // rows: byte offsets in the window (row numbers while decoding)
+  Handler inner = nullptr;  // what a guarded instruction does for the lanes of its guard
+  uint32_t d = 0;           // rows: byte offsets in the window (row numbers while decoding)
   uint32_t a = 0, b = 0, c = 0, e = 0;
   uint32_t guard = 0;
-  int64_t immediate = 0;       // address offset, selector ...
-  int32_t target = 0;          // branch distance in instructions, or an index into a side table
-  uint32_t line = 0;           // of the PTX text
-  uint16_t slot = 0;           // of Warp::ranges
-  uint16_t count = 1;          // vector elements
-  uint32_t source = 0;         // index of the PTX instruction in the function's body
+  int64_t immediate = 0;  // address offset, selector ...
+  int32_t target = 0;     // branch distance in instructions, or an index into a side table
+  uint32_t line = 0;      // of the PTX text
+  uint16_t slot = 0;      // of Warp::ranges
+  uint16_t count = 1;     // vector elements
+  uint32_t source = 0;    // index of the PTX instruction in the function's body
 };
 static_assert(sizeof(Instruction) == 64);
 
@@ -71,7 +71,7 @@ struct Frame {
   Frame* parent = nullptr;
   const CallSite* site = nullptr;
   const Instruction* return_ip = nullptr;
-  uint32_t lanes = 0;       // lanes that haven't returned
+  uint32_t lanes = 0;  // lanes that haven't returned
   uint32_t depth = 0;
   uint32_t local_base = 0;  // of this frame in each lane's local memory
 };
@@ -96,9 +96,9 @@ struct Path {
 };
 
 enum class Event : uint8_t {
-  kNone,     // the run reached its limit
-  kPaths,    // a handler changed the paths and left the current one in order
-  kSlice,    // the budget is used up
+  kNone,   // the run reached its limit
+  kPaths,  // a handler changed the paths and left the current one in order
+  kSlice,  // the budget is used up
   kFault,
 };
 
@@ -109,15 +109,15 @@ struct alignas(64) Warp {
   int16_t lanes16[kLanes];
   uint32_t expanded64 = 0, expanded32 = 0, expanded16 = 0;
 
-  uint32_t mask = 0;        // active lanes
-  bool full = false;        // no other lane of the frame is alive: writing all 32 lanes is harmless
+  uint32_t mask = 0;  // active lanes
+  bool full = false;  // no other lane of the frame is alive: writing all 32 lanes is harmless
   Event event = Event::kNone;
   std::byte* rows = nullptr;
   const Instruction* limit = nullptr;
   const Instruction* run_start = nullptr;  // since when instructions aren't counted yet
   int64_t budget = 0;
   int32_t backward_left = 0;
-  uint32_t spin = 0;        // polls of memory or clocks without a store between
+  uint32_t spin = 0;  // polls of memory or clocks without a store between
 
   uint8_t* shared = nullptr;
   uint32_t shared_bytes = 0;
@@ -127,18 +127,18 @@ struct alignas(64) Warp {
   const uint8_t* parameters = nullptr;
   uint32_t parameter_bytes = 0;
   Frame* frame = nullptr;
-  Frame* root = nullptr;     // kept from block to block
+  Frame* root = nullptr;  // kept from block to block
   Cta* cta = nullptr;
   Worker* worker = nullptr;
 
-  uint32_t index = 0;       // in the block
-  uint32_t existing = 0;    // lanes that are threads
-  uint32_t alive = 0;       // lanes that haven't exited
+  uint32_t index = 0;     // in the block
+  uint32_t existing = 0;  // lanes that are threads
+  uint32_t alive = 0;     // lanes that haven't exited
   bool runnable = true;
   bool by_quantum = false;  // the running path was chosen for fairness, not for its place
   std::vector<Path> paths;
   size_t current = 0;
-  uint64_t clock = 0;       // stamps
+  uint64_t clock = 0;  // stamps
   uint64_t warp_instructions = 0, thread_instructions = 0;
 };
 
@@ -175,7 +175,8 @@ const Instruction* block_barrier(Warp& w, const Instruction* i, BarrierKind kind
 // Records the launch's fault and ends the run. The lane is that of the first failing thread.
 const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind, int lane,
                             uint64_t address, uint32_t bytes, bool store, const char* what);
-inline const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind, const char* what) {
+inline const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind,
+                                   const char* what) {
   return fault_at(w, i, kind, __builtin_ctz(w.mask), 0, 0, false, what);
 }
 

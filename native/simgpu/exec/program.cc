@@ -10,7 +10,8 @@ constexpr uint64_t kHeapBytes = 8 << 20;  // CU_LIMIT_MALLOC_HEAP_SIZE's default
 EngineProgram::EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
                              std::shared_ptr<MemorySpace> memory)
     : linked_(std::move(linked)), device_(device), heap_(std::move(memory), kHeapBytes) {
-  for (size_t k = 0; k < linked_->kernels().size(); ++k) kernels_.push_back(std::make_unique<Slot>());
+  for (size_t k = 0; k < linked_->kernels().size(); ++k)
+    kernels_.push_back(std::make_unique<Slot>());
 }
 
 int EngineProgram::kernel_index(std::string_view name) const {
@@ -52,8 +53,9 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
     const uint32_t n = f.required_block[k] ? f.required_block[k] : f.max_block[k];
     most *= n ? n : 1;
   }
-  info.max_threads_per_block =
-      f.required_block[0] || f.max_block[0] ? most : static_cast<uint32_t>(device_.max_threads_per_block);
+  info.max_threads_per_block = f.required_block[0] || f.max_block[0]
+                                   ? most
+                                   : static_cast<uint32_t>(device_.max_threads_per_block);
   uint32_t registers = f.max_registers ? f.max_registers : 255;
   if (f.required_block[0] || f.max_block[0]) {
     // What a kernel declares must be able to run: the compiler keeps to fewer registers for it.
@@ -84,9 +86,13 @@ const KernelInfo* EngineProgram::kernel(int index, std::string* why) {
   return &slot.info;
 }
 
-KernelCode* EngineProgram::code(int index) { return kernels_[static_cast<size_t>(index)]->code.get(); }
+KernelCode* EngineProgram::code(int index) {
+  return kernels_[static_cast<size_t>(index)]->code.get();
+}
 
-std::optional<GlobalInfo> EngineProgram::global(std::string_view name) const { return linked_->global(name); }
+std::optional<GlobalInfo> EngineProgram::global(std::string_view name) const {
+  return linked_->global(name);
+}
 std::vector<std::string> EngineProgram::global_names() const { return linked_->global_names(); }
 
 }  // namespace exec
@@ -98,11 +104,13 @@ LoadResult load_program(const std::vector<SourceText>& sources, const DeviceMode
   r.status = linked.status;
   r.log = std::move(linked.log);
   if (linked.program)
-    r.program = std::make_shared<exec::EngineProgram>(std::move(linked.program), device, std::move(memory));
+    r.program =
+        std::make_shared<exec::EngineProgram>(std::move(linked.program), device, std::move(memory));
   return r;
 }
 
-LoadStatus check_link(const std::vector<SourceText>& sources, const DeviceModel& device, std::string* log) {
+LoadStatus check_link(const std::vector<SourceText>& sources, const DeviceModel& device,
+                      std::string* log) {
   ptx::LinkResult linked = ptx::LinkedProgram::link(sources, device, nullptr);
   if (log) *log = std::move(linked.log);
   return linked.status;

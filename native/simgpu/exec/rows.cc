@@ -46,13 +46,26 @@ uint32_t Decoder::special(ptx::SpecialRegister special, uint32_t component, uint
   Clock clock{};
   bool changes = true;
   switch (special) {
-    case S::kClock: clock = Clock::kClock32; break;
-    case S::kClockHi: clock = Clock::kClockHi; break;
-    case S::kClock64: clock = Clock::kClock64; break;
-    case S::kGlobaltimer: clock = Clock::kTimer; break;
-    case S::kGlobaltimerLo: clock = Clock::kTimerLo; break;
-    case S::kGlobaltimerHi: clock = Clock::kTimerHi; break;
-    default: changes = false;
+    case S::kClock:
+      clock = Clock::kClock32;
+      break;
+    case S::kClockHi:
+      clock = Clock::kClockHi;
+      break;
+    case S::kClock64:
+      clock = Clock::kClock64;
+      break;
+    case S::kGlobaltimer:
+      clock = Clock::kTimer;
+      break;
+    case S::kGlobaltimerLo:
+      clock = Clock::kTimerLo;
+      break;
+    case S::kGlobaltimerHi:
+      clock = Clock::kTimerHi;
+      break;
+    default:
+      changes = false;
   }
   if (changes) {
     const uint32_t natural = clock == Clock::kClock64 || clock == Clock::kTimer ? 8 : 4;
@@ -176,7 +189,7 @@ void Decoder::place_rows() {
   std::sort(order.begin(), order.end(), [&](uint32_t x, uint32_t y) {
     return begin[x] != begin[y] ? begin[x] < begin[y] : x < y;
   });
-  uint32_t bytes = 64;  // row 0 is nobody's
+  uint32_t bytes = 64;                             // row 0 is nobody's
   std::map<uint32_t, std::vector<uint32_t>> free;  // width -> offsets
   std::multimap<uint32_t, uint32_t> alive;         // end -> register
   uint32_t words_alive = 0, most = 0;

@@ -1,5 +1,5 @@
-// The warp scheduler: paths of a warp run at the lowest instruction of the deepest frame, merge where
-// they meet, and take turns when one of them spins (independent thread scheduling).
+// The warp scheduler: paths of a warp run at the lowest instruction of the deepest frame, merge
+// where they meet, and take turns when one of them spins (independent thread scheduling).
 #include "simgpu/exec/block.h"
 
 namespace gpupool::simgpu::exec {
@@ -82,8 +82,7 @@ bool pick(Warp& w, bool fair) {
     const Path& q = w.paths[best];
     if (fair) {
       if (p.stamp < q.stamp) best = k;
-    } else if (p.frame->depth != q.frame->depth ? p.frame->depth > q.frame->depth
-                                                : p.ip < q.ip) {
+    } else if (p.frame->depth != q.frame->depth ? p.frame->depth > q.frame->depth : p.ip < q.ip) {
       best = k;
     }
   }
@@ -151,8 +150,11 @@ WarpStatus run_warp(Warp& w) {
         fair = w.event == Event::kSlice && w.paths.size() > 1 && w.backward_left <= 0;
         break;
       }
-      case Event::kPaths: fair = false; break;
-      case Event::kFault: return WarpStatus::kFault;
+      case Event::kPaths:
+        fair = false;
+        break;
+      case Event::kFault:
+        return WarpStatus::kFault;
     }
     if (w.event == Event::kSlice && (w.budget <= 0 || w.spin >= kSpinLimit) && !fair)
       return WarpStatus::kSlice;

@@ -359,8 +359,7 @@ TEST(ExecInteger, AbsoluteDifferencesOfParts) {
     const std::string name = bits == 8 ? "vabsdiff4" : "vabsdiff2";
     for (bool sa : {false, true}) {
       for (bool sb : {false, true}) {
-        const std::string t =
-            std::string(".u32") + (sa ? ".s32" : ".u32") + (sb ? ".s32" : ".u32");
+        const std::string t = std::string(".u32") + (sa ? ".s32" : ".u32") + (sb ? ".s32" : ".u32");
         auto difference = [=](uint64_t a, uint64_t b, int at) {
           const uint64_t x = a >> at & mask_of(bits), y = b >> at & mask_of(bits);
           const int64_t d = (sa ? sext(x, bits) : int64_t(x)) - (sb ? sext(y, bits) : int64_t(y));

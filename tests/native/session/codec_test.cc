@@ -1,4 +1,6 @@
 // The codec, frames over a carrier, and the client's handles.
+#include "wire/codec.h"
+
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -7,7 +9,6 @@
 
 #include "carriers/carrier.h"
 #include "client/handles.h"
-#include "wire/codec.h"
 #include "wire/frame_io.h"
 #include "wire/operations.h"
 
@@ -100,7 +101,8 @@ TEST(Frames, ArriveInPiecesAndWithBulk) {
     uint8_t body[24] = {1, 2, 3};
     for (int round = 0; round < 3; round++) {
       std::vector<Part> parts;
-      for (size_t at = 0; at < bulk.size(); at += 1'000'000) parts.push_back({bulk.data() + at, 1'000'000});
+      for (size_t at = 0; at < bulk.size(); at += 1'000'000)
+        parts.push_back({bulk.data() + at, 1'000'000});
       ASSERT_TRUE(writer.send(FrameKind::kCommands, body, sizeof body, parts.data(),
                               static_cast<int>(parts.size()), 0, 0, [&] {
                                 pair.left->wait(carriers::kWritable, -1);
@@ -199,7 +201,9 @@ TEST(Handles, GarbageIsFoundOut) {
   EXPECT_EQ(table.find(reinterpret_cast<uint64_t>(&table)), nullptr);
   EXPECT_EQ(table.find(~0ull), nullptr);
   EXPECT_EQ(table.find(client::make_handle(client::Kind::kEvent, thing->wire.index,
-                                           thing->wire.generation)), nullptr) << "another kind";
+                                           thing->wire.generation)),
+            nullptr)
+      << "another kind";
   EXPECT_TRUE(table.retire(thing));
   EXPECT_FALSE(table.retire(thing));
   EXPECT_EQ(table.find(handle), nullptr);

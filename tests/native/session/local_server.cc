@@ -36,8 +36,8 @@ constexpr char kUuid[] = "6b1f2c3d-0102-4304-8506-0708090a0b0c";
 class SharedAccount final : public worker::MemoryAccount {
  public:
   explicit SharedAccount(uint64_t limit) : limit_(limit) {
-    used_ = static_cast<std::atomic<uint64_t>*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
-                                                     MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    used_ = static_cast<std::atomic<uint64_t>*>(
+        mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   }
   bool charge(uint64_t bytes) override {
     uint64_t used = used_->load();
@@ -89,7 +89,8 @@ int run_and_collect(int fd, wire::ServerHandshake& handshake, wire::ServerHandsh
   std::string why;
   auto driver = worker::Driver::load(driver_directory, &why);
   if (driver == nullptr) fail(why);
-  const bool device = handshake.hello().purpose == static_cast<uint16_t>(wire::ConnectionPurpose::kDevice);
+  const bool device =
+      handshake.hello().purpose == static_cast<uint16_t>(wire::ConnectionPurpose::kDevice);
   std::vector<wire::DeviceSnapshot> snapshots;
   if (!device) {
     snapshots.resize(1);
@@ -130,14 +131,16 @@ int run_and_collect(int fd, wire::ServerHandshake& handshake, wire::ServerHandsh
   }
   if (outcome.end != worker::SessionEnd::kClientGone) fail(outcome.sentence);
   const uint64_t left = account.query().used_bytes;
-  if (left != 0) fprintf(stderr, "local_server: %lu bytes are still charged\n", (unsigned long)left);
+  if (left != 0)
+    fprintf(stderr, "local_server: %lu bytes are still charged\n", (unsigned long)left);
   _exit(0);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 6 || strcmp(argv[4], "--") != 0) fail("usage: DRIVER_DIRECTORY MEMORY_MIB unix|tcp -- PROGRAM …");
+  if (argc < 6 || strcmp(argv[4], "--") != 0)
+    fail("usage: DRIVER_DIRECTORY MEMORY_MIB unix|tcp -- PROGRAM …");
   const std::string driver_directory = argv[1];
   const uint64_t memory = strtoull(argv[2], nullptr, 10) << 20;
   const bool tcp = strcmp(argv[3], "tcp") == 0;
@@ -154,7 +157,8 @@ int main(int argc, char** argv) {
     socklen_t length = sizeof address;
     if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0) fail("bind");
     getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
-    carrier = R"({"kind":"tcp","host":"127.0.0.1","port":)" + std::to_string(ntohs(address.sin_port)) + "}";
+    carrier = R"({"kind":"tcp","host":"127.0.0.1","port":)" +
+              std::to_string(ntohs(address.sin_port)) + "}";
   } else {
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_un address{};
@@ -175,7 +179,8 @@ int main(int argc, char** argv) {
   const std::string lease_path = std::string(directory) + "/lease.json";
   FILE* lease = fopen(lease_path.c_str(), "w");
   fchmod(fileno(lease), 0600);
-  fprintf(lease, R"({"version":1,"lease":"%s","key":"%s","carriers":[%s]})", kUuid, hex.c_str(), carrier.c_str());
+  fprintf(lease, R"({"version":1,"lease":"%s","key":"%s","carriers":[%s]})", kUuid, hex.c_str(),
+          carrier.c_str());
   fclose(lease);
 
   SharedAccount account(memory);

@@ -1,5 +1,5 @@
-// The program behind the recordings in golden/: a little of everything, whose results replay_test.cc
-// works out by itself. Changing it means recording anew.
+// The program behind the recordings in golden/: a little of everything, whose results
+// replay_test.cc works out by itself. Changing it means recording anew.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,13 +26,13 @@ F function(const char* name) {
 
 }  // namespace
 
-#define CALL(name, ...)                                                          \
-  do {                                                                           \
-    const CUresult result_ = function<decltype(&::name)>(#name)(__VA_ARGS__);    \
-    if (result_ != CUDA_SUCCESS) {                                               \
-      fprintf(stderr, #name ": error %d\n", static_cast<int>(result_));          \
-      return 1;                                                                  \
-    }                                                                            \
+#define CALL(name, ...)                                                       \
+  do {                                                                        \
+    const CUresult result_ = function<decltype(&::name)>(#name)(__VA_ARGS__); \
+    if (result_ != CUDA_SUCCESS) {                                            \
+      fprintf(stderr, #name ": error %d\n", static_cast<int>(result_));       \
+      return 1;                                                               \
+    }                                                                         \
   } while (0)
 
 int main() {

@@ -105,9 +105,12 @@ class Served {
     const size_t at = batch.size();
     batch.resize(at + bytes);
     const uint64_t call = wants_reply ? next_call++ : 0;
-    const wire::CommandHeader header{static_cast<uint32_t>(bytes), operation,
+    const wire::CommandHeader header{static_cast<uint32_t>(bytes),
+                                     operation,
                                      static_cast<uint8_t>(wants_reply ? wire::kWantsReply : 0),
-                                     static_cast<uint8_t>(bulk_count), 1, context};
+                                     static_cast<uint8_t>(bulk_count),
+                                     1,
+                                     context};
     memcpy(batch.data() + at, &header, sizeof header);
     if (wants_reply) memcpy(batch.data() + at + sizeof header, &call, 8);
     wire::Encoder encoder(batch.data() + at + bytes - body_bytes);
@@ -117,16 +120,17 @@ class Served {
   template <typename Fill>
   uint64_t add(wire::Operation operation, size_t body_bytes, bool wants_reply, Fill&& fill,
                int bulk_count = 0, uint32_t context = 1) {
-    return add(static_cast<uint16_t>(operation), body_bytes, wants_reply, fill, bulk_count, context);
+    return add(static_cast<uint16_t>(operation), body_bytes, wants_reply, fill, bulk_count,
+               context);
   }
 
   bool send(const std::vector<carriers::Part>& bulk = {}) {
-    const bool ok = writer->send(wire::FrameKind::kCommands, batch.data(),
-                                 static_cast<uint32_t>(batch.size()), bulk.data(),
-                                 static_cast<int>(bulk.size()), 0, wire::kUnlimitedCredit, [this] {
-                                   carrier->wait(carriers::kWritable, 1000000);
-                                   return true;
-                                 });
+    const bool ok =
+        writer->send(wire::FrameKind::kCommands, batch.data(), static_cast<uint32_t>(batch.size()),
+                     bulk.data(), static_cast<int>(bulk.size()), 0, wire::kUnlimitedCredit, [this] {
+                       carrier->wait(carriers::kWritable, 1000000);
+                       return true;
+                     });
     batch.clear();
     return ok;
   }
@@ -157,7 +161,8 @@ class Served {
     for (int i = 0; i < header.bulk_count; i++) {
       bulk.emplace_back(reader->segments()[i]);
       for (size_t done = 0; done < bulk.back().size();) {
-        const auto moved = reader->read_bulk(bulk.back().data() + done, bulk.back().size() - done, true);
+        const auto moved =
+            reader->read_bulk(bulk.back().data() + done, bulk.back().size() - done, true);
         if (moved.status != carriers::Status::kOk) return false;
         done += moved.bytes;
       }
@@ -167,7 +172,9 @@ class Served {
       if (header.kind == static_cast<uint16_t>(wire::FrameKind::kReplies)) {
         wire::ReplyHeader head;
         memcpy(&head, body.data() + at, sizeof head);
-        Reply reply{head.call, static_cast<CUresult>(head.status), (head.flags & wire::kMoreFollows) != 0,
+        Reply reply{head.call,
+                    static_cast<CUresult>(head.status),
+                    (head.flags & wire::kMoreFollows) != 0,
                     {body.begin() + static_cast<long>(at + sizeof head),
                      body.begin() + static_cast<long>(at + head.bytes)},
                     {}};
@@ -180,7 +187,8 @@ class Served {
       } else if (header.kind == static_cast<uint16_t>(wire::FrameKind::kEvents)) {
         wire::EventHeader head;
         memcpy(&head, body.data() + at, sizeof head);
-        events.push_back({static_cast<wire::EventKind>(head.kind), head.context,
+        events.push_back({static_cast<wire::EventKind>(head.kind),
+                          head.context,
                           {body.begin() + static_cast<long>(at + sizeof head),
                            body.begin() + static_cast<long>(at + head.bytes)}});
         at += head.bytes;
@@ -199,8 +207,9 @@ class Served {
   // The commands that most tests begin with.
   CUresult create_context(uint32_t index = 1) {
     const wire::ContextCreate body{{index, 1}, 0, index == 1 ? 1u : 0u, kArenaBase, kArenaBytes};
-    const uint64_t call = add(wire::Operation::kCtxCreateV4, sizeof body, true,
-                              [&](wire::Encoder& encoder) { encoder.put(body); }, 0, index);
+    const uint64_t call = add(
+        wire::Operation::kCtxCreateV4, sizeof body, true,
+        [&](wire::Encoder& encoder) { encoder.put(body); }, 0, index);
     Reply reply;
     if (!send() || !wait(call, &reply)) return CUDA_ERROR_UNKNOWN;
     return reply.status;

@@ -1,7 +1,7 @@
 // Sessions: what they do right, and what they do with what a hostile client sends.
-#include "session_fixture.h"
-
 #include <random>
+
+#include "session_fixture.h"
 
 namespace gpupool::test {
 namespace {
@@ -24,12 +24,13 @@ TEST(Session, CopiesThereAndBack) {
     parts.push_back({data.data() + at, std::min<size_t>(1 << 20, data.size() - at)});
   }
   const wire::CopyToDevice to{address, kBytes, 0, 0, {1, 0}, 0, 0};
-  served.add(Operation::kMemcpyHtoDAsyncV2, sizeof to, false, [&](Encoder& e) { e.put(to); },
-             static_cast<int>(parts.size()));
+  served.add(
+      Operation::kMemcpyHtoDAsyncV2, sizeof to, false, [&](Encoder& e) { e.put(to); },
+      static_cast<int>(parts.size()));
   ASSERT_TRUE(served.send(parts));
   const wire::CopyFromDevice from{address, kBytes, 0, 0, {1, 0}, 0};
-  const uint64_t call =
-      served.add(Operation::kMemcpyDtoHAsyncV2, sizeof from, true, [&](Encoder& e) { e.put(from); });
+  const uint64_t call = served.add(Operation::kMemcpyDtoHAsyncV2, sizeof from, true,
+                                   [&](Encoder& e) { e.put(from); });
   ASSERT_TRUE(served.send());
   Reply reply;
   ASSERT_TRUE(served.wait(call, &reply));
@@ -51,8 +52,8 @@ TEST(Session, CopiesRows) {
     e.raw(packed.data(), packed.size());
   });
   const wire::CopyFromDevice from{address, packed.size(), 64, 24, {1, 0}, 0};
-  const uint64_t call =
-      served.add(Operation::kMemcpyDtoHAsyncV2, sizeof from, true, [&](Encoder& e) { e.put(from); });
+  const uint64_t call = served.add(Operation::kMemcpyDtoHAsyncV2, sizeof from, true,
+                                   [&](Encoder& e) { e.put(from); });
   ASSERT_TRUE(served.send());
   Reply reply;
   ASSERT_TRUE(served.wait(call, &reply));
@@ -162,21 +163,24 @@ TEST(Session, EveryHandleAndRangeIsChecked) {
   EXPECT_EQ(result_of(Operation::kStreamSynchronize, 8, [&](Encoder& e) { e.handle(stale); }),
             CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(result_of(Operation::kStreamSynchronize, 8, [&](Encoder& e) { e.handle({2, 0}); }),
-            CUDA_ERROR_INVALID_HANDLE) << "the per-thread stream is the client's to resolve";
+            CUDA_ERROR_INVALID_HANDLE)
+      << "the per-thread stream is the client's to resolve";
   EXPECT_EQ(result_of(Operation::kEventQuery, 8, [&](Encoder& e) { e.handle({~0u, ~0u}); }),
             CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(result_of(Operation::kLinkComplete, 8, [&](Encoder& e) { e.handle(stale); }),
             CUDA_ERROR_INVALID_HANDLE);
-  EXPECT_EQ(result_of(Operation::kCtxSynchronize, 0, [](Encoder&) {}, 77),
-            CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_EQ(
+      result_of(Operation::kCtxSynchronize, 0, [](Encoder&) {}, 77), CUDA_ERROR_INVALID_CONTEXT);
   const wire::Launch launch{stale, {1, 0}, {1, 1, 1}, {1, 1, 1}, 0, 0, {0, 0, 0}, 0};
   EXPECT_EQ(result_of(Operation::kLaunchKernel, sizeof launch, [&](Encoder& e) { e.put(launch); }),
             CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address + 8); }),
             CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address); }), CUDA_SUCCESS);
   EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address); }),
-            CUDA_ERROR_INVALID_VALUE) << "freed twice";
+            CUDA_SUCCESS);
+  EXPECT_EQ(result_of(Operation::kMemFreeV2, 8, [&](Encoder& e) { e.scalar(address); }),
+            CUDA_ERROR_INVALID_VALUE)
+      << "freed twice";
   EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
 }
 
@@ -205,14 +209,17 @@ TEST(Session, MemoryThatAProgramMapsIsCheckedAndCharged) {
   EXPECT_TRUE(taken + kUnit <= base || taken >= base + 4 * kUnit) << "addresses given twice";
   EXPECT_EQ(ask(Operation::kMemCreate, {first, kMemory}), CUDA_ERROR_OUT_OF_MEMORY);
   ASSERT_EQ(ask(Operation::kMemCreate, {first, 2 * kUnit}), CUDA_SUCCESS);
-  EXPECT_EQ(ask(Operation::kMemCreate, {first, kUnit}), CUDA_ERROR_INVALID_VALUE) << "handle in use";
+  EXPECT_EQ(ask(Operation::kMemCreate, {first, kUnit}), CUDA_ERROR_INVALID_VALUE)
+      << "handle in use";
   ASSERT_EQ(ask(Operation::kMemCreate, {second, kUnit}), CUDA_SUCCESS);
   EXPECT_EQ(served.account.used.load(), 4 * kUnit);
   EXPECT_EQ(ask(Operation::kMemMap, {taken, kUnit, 0, first}), CUDA_ERROR_INVALID_VALUE)
       << "addresses that were not reserved for it";
   EXPECT_EQ(ask(Operation::kMemMap, {base, 4 * kUnit, 0, first}), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(ask(Operation::kMemMap, {base + 3 * kUnit, 2 * kUnit, 0, first}), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(ask(Operation::kMemMap, {base, kUnit, ~0ull - kUnit + 1, first}), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemMap, {base + 3 * kUnit, 2 * kUnit, 0, first}),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(Operation::kMemMap, {base, kUnit, ~0ull - kUnit + 1, first}),
+            CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(ask(Operation::kMemMap, {base, 2 * kUnit, 0, first}), CUDA_SUCCESS);
   EXPECT_EQ(ask(Operation::kMemMap, {base + kUnit, kUnit, 0, second}), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(ask(Operation::kMemMap, {base + 2 * kUnit, kUnit, 0, second}), CUDA_SUCCESS);
@@ -229,7 +236,8 @@ TEST(Session, MemoryThatAProgramMapsIsCheckedAndCharged) {
   ASSERT_EQ(ask(Operation::kMemSetAccess, {base, 3 * kUnit, 3}), CUDA_SUCCESS);
   EXPECT_EQ(read(base + kUnit, 2 * kUnit), CUDA_SUCCESS) << "over two mappings";
   EXPECT_EQ(read(base + kUnit, 2 * kUnit + 1), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(ask(Operation::kMemAddressFree, {base, 4 * kUnit}), CUDA_ERROR_INVALID_VALUE) << "mapped";
+  EXPECT_EQ(ask(Operation::kMemAddressFree, {base, 4 * kUnit}), CUDA_ERROR_INVALID_VALUE)
+      << "mapped";
   EXPECT_EQ(ask(Operation::kMemRelease, {first}), CUDA_SUCCESS);
   EXPECT_EQ(ask(Operation::kMemRelease, {first}), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(read(base, 8), CUDA_SUCCESS) << "a mapping keeps its memory";
@@ -255,9 +263,12 @@ TEST(Session, MalformedCommandsEndItWithASentence) {
                          Case{"bulk that is not there", Operation::kMemFreeV2, 8, false, 3}}) {
     Served served;
     ASSERT_EQ(served.create_context(), CUDA_SUCCESS) << it.name;
-    served.add(it.operation, it.bytes, it.reply, [&](Encoder& e) {
-      for (size_t i = 0; i < it.bytes / 8; i++) e.scalar(8);
-    }, it.bulk);
+    served.add(
+        it.operation, it.bytes, it.reply,
+        [&](Encoder& e) {
+          for (size_t i = 0; i < it.bytes / 8; i++) e.scalar(8);
+        },
+        it.bulk);
     served.send();
     while (served.refusal.empty() && served.read_frame()) {
     }
@@ -304,7 +315,8 @@ TEST(Session, RandomBytesEndOneSessionOnly) {
       std::vector<uint8_t> command = std::move(served.batch);
       served.batch.clear();
       for (size_t k = sizeof(wire::CommandHeader); k < command.size(); k++) {
-        command[k] = random() % 3 != 0 ? static_cast<uint8_t>(random() % 3) : static_cast<uint8_t>(random());
+        command[k] =
+            random() % 3 != 0 ? static_cast<uint8_t>(random() % 3) : static_cast<uint8_t>(random());
       }
       if (random() % 8 == 0) command[random() % command.size()] ^= static_cast<uint8_t>(random());
       body.insert(body.end(), command.begin(), command.end());

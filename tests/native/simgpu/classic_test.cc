@@ -36,7 +36,8 @@ TEST_F(Classic, VectorAdd) {
   EXPECT_GT(counters.thread_instructions, static_cast<uint64_t>(n) * 8);
 }
 
-void check_product(const std::vector<float>& a, const std::vector<float>& b, const float* c, int n) {
+void check_product(const std::vector<float>& a, const std::vector<float>& b, const float* c,
+                   int n) {
   for (int y = 0; y < n; y += 7)
     for (int x = 0; x < n; ++x) {
       double sum = 0;
@@ -136,8 +137,8 @@ TEST_F(Classic, Stencil) {
   run("stencil", {.gx = 3, .gy = 9, .bx = 32, .by = 8}, copy(in), out, n);
   for (int y = 1; y < n - 1; ++y)
     for (int x = 1; x < n - 1; ++x)
-      ASSERT_EQ(out[y * n + x], 0.25 * (in[y * n + x - 1] + in[y * n + x + 1] + in[(y - 1) * n + x] +
-                                        in[(y + 1) * n + x]));
+      ASSERT_EQ(out[y * n + x], 0.25 * (in[y * n + x - 1] + in[y * n + x + 1] +
+                                        in[(y - 1) * n + x] + in[(y + 1) * n + x]));
   EXPECT_EQ(out[0], 0.0);
 }
 

@@ -34,8 +34,9 @@ TEST_F(Flow, VirtualCalls) {
 }
 TEST_F(Flow, Printf) {
   run("print", {.bx = 40}, 3);
-  EXPECT_EQ(printed,
-            "thread 0 of block: 0.000 -5\nthread 1 of block: 0.500 -5\nthread 2 of block: 1.000 -5\n");
+  EXPECT_EQ(
+      printed,
+      "thread 0 of block: 0.000 -5\nthread 1 of block: 0.500 -5\nthread 2 of block: 1.000 -5\n");
 }
 TEST_F(Flow, SpinLockInsideAWarp) {
   int* counter = array<int>(1);
@@ -63,11 +64,21 @@ TEST_F(Flow, DivergentLoops) {
       ++steps;
     }
     switch (i % 7) {
-      case 0: steps += 10; break;
-      case 1: steps *= 2; break;
-      case 2: steps -= 3; break;
-      case 3: steps ^= 5; break;
-      case 5: steps = -steps; break;
+      case 0:
+        steps += 10;
+        break;
+      case 1:
+        steps *= 2;
+        break;
+      case 2:
+        steps -= 3;
+        break;
+      case 3:
+        steps ^= 5;
+        break;
+      case 5:
+        steps = -steps;
+        break;
     }
     ASSERT_EQ(out[i], steps) << i;
   }

@@ -24,8 +24,9 @@ double ulps(T got, double want) {
 
 // Bounds are those of the CUDA programming guide, plus half an ulp for the reference's rounding.
 TEST_F(Numbers, MathFloat) {
-  std::vector<float> x = {0.0f, -0.0f, 1.0f, -1.0f, 0.5f, 1e-30f, 1e30f, 88.0f, -87.0f, 104.0f, -150.0f,
-                          1e5f, 123456.0f, 3.0e9f, 1e-40f, INFINITY, -INFINITY, NAN, 3.14159265f};
+  std::vector<float> x = {0.0f,   -0.0f,    1.0f,      -1.0f,   0.5f,       1e-30f,    1e30f,
+                          88.0f,  -87.0f,   104.0f,    -150.0f, 1e5f,       123456.0f, 3.0e9f,
+                          1e-40f, INFINITY, -INFINITY, NAN,     3.14159265f};
   std::mt19937 random(3);
   std::uniform_real_distribution<float> d(-20, 20);
   for (int i = 0; i < 500; ++i) x.push_back(d(random));
@@ -35,9 +36,18 @@ TEST_F(Numbers, MathFloat) {
   const double bound[12] = {2, 2, 2, 1, 4, 2, 0.5, 0.5, 2, 2, 1, 2};
   for (int i = 0; i < n; ++i) {
     const double v = x[i];
-    const double want[12] = {std::sin(v), std::cos(v), std::exp(v), std::log(std::fabs(v)),
-                             std::pow(std::fabs(v), 1.5), std::tanh(v), std::sqrt(std::fabs(v)), 1.0 / v,
-                             std::atan(v), std::erf(v), std::cbrt(v), std::exp2(v)};
+    const double want[12] = {std::sin(v),
+                             std::cos(v),
+                             std::exp(v),
+                             std::log(std::fabs(v)),
+                             std::pow(std::fabs(v), 1.5),
+                             std::tanh(v),
+                             std::sqrt(std::fabs(v)),
+                             1.0 / v,
+                             std::atan(v),
+                             std::erf(v),
+                             std::cbrt(v),
+                             std::exp2(v)};
     for (int k = 0; k < 12; ++k)
       EXPECT_LE(ulps(out[i * 12 + k], want[k]), bound[k] + 0.5)
           << "function " << k << " of " << v << ": " << out[i * 12 + k] << ", want " << want[k];
@@ -45,7 +55,8 @@ TEST_F(Numbers, MathFloat) {
 }
 
 TEST_F(Numbers, MathDouble) {
-  std::vector<double> x = {0.0, 1.0, -1.0, 0.5, 1e-300, 1e300, 700.0, -700.0, 1e5, 1e15, 1e22, -1e200, INFINITY, NAN};
+  std::vector<double> x = {0.0,    1.0, -1.0, 0.5,  1e-300, 1e300,    700.0,
+                           -700.0, 1e5, 1e15, 1e22, -1e200, INFINITY, NAN};
   std::mt19937 random(4);
   std::uniform_real_distribution<double> d(-20, 20);
   for (int i = 0; i < 300; ++i) x.push_back(d(random));
@@ -55,9 +66,18 @@ TEST_F(Numbers, MathDouble) {
   const double bound[12] = {2, 2, 1, 1, 2, 2, 0, 0, 2, 2, 4, 0};
   for (int i = 0; i < n; ++i) {
     const double v = x[i];
-    const double want[12] = {std::sin(v), std::cos(v), std::exp(v), std::log(std::fabs(v)),
-                             std::pow(std::fabs(v), 1.5), std::tanh(v), std::sqrt(std::fabs(v)), 1.0 / v,
-                             std::atan(v), std::erf(v), std::lgamma(std::fabs(v)), std::fmod(v, 3.0)};
+    const double want[12] = {std::sin(v),
+                             std::cos(v),
+                             std::exp(v),
+                             std::log(std::fabs(v)),
+                             std::pow(std::fabs(v), 1.5),
+                             std::tanh(v),
+                             std::sqrt(std::fabs(v)),
+                             1.0 / v,
+                             std::atan(v),
+                             std::erf(v),
+                             std::lgamma(std::fabs(v)),
+                             std::fmod(v, 3.0)};
     for (int k = 0; k < 12; ++k) {
       if (k == 10 && std::fabs(std::fabs(v) - 1.5) < 1.5) continue;  // near lgamma's zeros
       EXPECT_LE(ulps(out[i * 12 + k], want[k]), bound[k] + 0.5)
@@ -106,13 +126,16 @@ TEST_F(Numbers, DirectedRounding) {
     std::fesetround(FE_TONEAREST);
     for (int i = 0; i < n; ++i)
       for (int k = 0; k < 4; ++k)
-        EXPECT_EQ(out[i * 16 + k * 4 + m], want[i * 4 + k]) << a[i] << ' ' << b[i] << ' ' << k << ' ' << m;
+        EXPECT_EQ(out[i * 16 + k * 4 + m], want[i * 4 + k])
+            << a[i] << ' ' << b[i] << ' ' << k << ' ' << m;
   }
 }
 
 TEST_F(Numbers, Conversions) {
-  std::vector<double> x = {0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1e10, -1e10, 1e20, -1e20, 3e9, 4294967295.5,
-                           2147483647.5, -2147483648.5, 9.3e18, 1.9e19, INFINITY, -INFINITY, 1e-45, 65504, 65520, 6e-8, 3e-8};
+  std::vector<double> x = {0.0,          -0.0,         0.5,           1.5,    2.5,    -0.5,
+                           -1.5,         1e10,         -1e10,         1e20,   -1e20,  3e9,
+                           4294967295.5, 2147483647.5, -2147483648.5, 9.3e18, 1.9e19, INFINITY,
+                           -INFINITY,    1e-45,        65504,         65520,  6e-8,   3e-8};
   const int n = static_cast<int>(x.size());
   long long* out = array<long long>(n * 16);
   run("conversions", {.bx = 64}, copy(x), out, n);
@@ -129,10 +152,16 @@ TEST_F(Numbers, Conversions) {
     EXPECT_EQ(o[5], static_cast<int>(clamp(std::nearbyint(f), INT32_MIN, INT32_MAX))) << v;
     EXPECT_EQ(o[6], static_cast<long long>(clamp(std::trunc(f), 0, UINT32_MAX))) << v;
     const double ll = std::nearbyint(v);
-    EXPECT_EQ(o[7], ll >= 9223372036854775808.0 ? INT64_MAX : ll <= -9223372036854775808.0 ? INT64_MIN : static_cast<long long>(ll)) << v;
+    EXPECT_EQ(o[7], ll >= 9223372036854775808.0    ? INT64_MAX
+                    : ll <= -9223372036854775808.0 ? INT64_MIN
+                                                   : static_cast<long long>(ll))
+        << v;
     const double ull = std::trunc(v);
-    EXPECT_EQ(static_cast<unsigned long long>(o[8]),
-              ull >= 18446744073709551616.0 ? UINT64_MAX : ull <= 0 ? 0 : static_cast<unsigned long long>(ull)) << v;
+    EXPECT_EQ(static_cast<unsigned long long>(o[8]), ull >= 18446744073709551616.0 ? UINT64_MAX
+                                                     : ull <= 0
+                                                         ? 0
+                                                         : static_cast<unsigned long long>(ull))
+        << v;
     float saturated = f > 0 ? f < 1 ? f : 1.0f : 0.0f;
     int bits;
     std::memcpy(&bits, &saturated, 4);
@@ -141,7 +170,19 @@ TEST_F(Numbers, Conversions) {
 }
 
 TEST_F(Numbers, Integers) {
-  std::vector<long long> x = {0, 1, -1, 2, -2, 7, 100, -100, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, 0x123456789abcdefll};
+  std::vector<long long> x = {0,
+                              1,
+                              -1,
+                              2,
+                              -2,
+                              7,
+                              100,
+                              -100,
+                              INT32_MAX,
+                              INT32_MIN,
+                              INT64_MAX,
+                              INT64_MIN,
+                              0x123456789abcdefll};
   std::mt19937_64 random(6);
   for (int i = 0; i < 300; ++i) x.push_back(static_cast<long long>(random()));
   const int n = static_cast<int>(x.size());
@@ -170,11 +211,15 @@ TEST_F(Numbers, Integers) {
     if (y && !(v == INT64_MIN && y == -1)) EXPECT_EQ(o[14], v / y);
     if (ub) EXPECT_EQ(o[15], ua / ub);
     const int s = a & 31;
-    EXPECT_EQ(o[16], s ? static_cast<long long>(ub << s | ua >> (32 - s)) : static_cast<long long>(ub));
-    EXPECT_EQ(o[17], s ? static_cast<long long>(ua >> s | ub << (32 - s)) : static_cast<long long>(ua));
-    EXPECT_EQ(o[18], static_cast<signed char>(a) + static_cast<unsigned char>(b) + static_cast<short>(v));
+    EXPECT_EQ(o[16],
+              s ? static_cast<long long>(ub << s | ua >> (32 - s)) : static_cast<long long>(ub));
+    EXPECT_EQ(o[17],
+              s ? static_cast<long long>(ua >> s | ub << (32 - s)) : static_cast<long long>(ua));
+    EXPECT_EQ(o[18],
+              static_cast<signed char>(a) + static_cast<unsigned char>(b) + static_cast<short>(v));
     int dot = 3;
-    for (int k = 0; k < 4; ++k) dot += static_cast<signed char>(a >> (8 * k)) * static_cast<signed char>(b >> (8 * k));
+    for (int k = 0; k < 4; ++k)
+      dot += static_cast<signed char>(a >> (8 * k)) * static_cast<signed char>(b >> (8 * k));
     EXPECT_EQ(o[19], dot);
   }
 }
@@ -187,9 +232,12 @@ TEST_F(Numbers, Halves) {
   for (int i = 0; i < n; ++i) {
     const _Float16 x = static_cast<_Float16>(a[i]), y = static_cast<_Float16>(b[i]);
     const float* o = out + i * 10;
-    EXPECT_EQ(o[0], static_cast<float>(static_cast<_Float16>(static_cast<float>(x) + static_cast<float>(y))));
-    EXPECT_EQ(o[1], static_cast<float>(static_cast<_Float16>(static_cast<float>(x) * static_cast<float>(y))));
-    EXPECT_EQ(o[2], static_cast<float>(static_cast<_Float16>(static_cast<double>(x) * y + static_cast<double>(x))));
+    EXPECT_EQ(o[0], static_cast<float>(
+                        static_cast<_Float16>(static_cast<float>(x) + static_cast<float>(y))));
+    EXPECT_EQ(o[1], static_cast<float>(
+                        static_cast<_Float16>(static_cast<float>(x) * static_cast<float>(y))));
+    EXPECT_EQ(o[2], static_cast<float>(static_cast<_Float16>(static_cast<double>(x) * y +
+                                                             static_cast<double>(x))));
     EXPECT_EQ(o[3], x < y);
     EXPECT_EQ(o[4], static_cast<float>(x > y ? x : y));
     EXPECT_EQ(o[9], static_cast<float>(x));

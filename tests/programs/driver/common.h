@@ -13,28 +13,29 @@ static inline const char* error_name(CUresult status) {
   return name != NULL ? name : "?";
 }
 
-#define CHECK(call)                                                                          \
-  do {                                                                                       \
-    CUresult status_ = (call);                                                               \
-    if (status_ != CUDA_SUCCESS) {                                                           \
-      printf("%s:%d: %s: %s (%d)\n", __FILE__, __LINE__, #call, error_name(status_),         \
-             (int)status_);                                                                  \
-      fflush(stdout);                                                                        \
-      exit(2);                                                                               \
-    }                                                                                        \
+#define CHECK(call)                                                                  \
+  do {                                                                               \
+    CUresult status_ = (call);                                                       \
+    if (status_ != CUDA_SUCCESS) {                                                   \
+      printf("%s:%d: %s: %s (%d)\n", __FILE__, __LINE__, #call, error_name(status_), \
+             (int)status_);                                                          \
+      fflush(stdout);                                                                \
+      exit(2);                                                                       \
+    }                                                                                \
   } while (0)
 
-#define EXPECT(condition)                                                      \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);           \
-      fflush(stdout);                                                          \
-      exit(1);                                                                 \
-    }                                                                          \
+#define EXPECT(condition)                                            \
+  do {                                                               \
+    if (!(condition)) {                                              \
+      printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      fflush(stdout);                                                \
+      exit(1);                                                       \
+    }                                                                \
   } while (0)
 
-/* vector_add(float* a, float* b, float* c, unsigned n); fill(unsigned* out, unsigned value, unsigned n);
-   overrun(unsigned* out, unsigned long offset): thread 5 of block 1 writes at out + offset. */
+/* vector_add(float* a, float* b, float* c, unsigned n); fill(unsigned* out, unsigned value,
+   unsigned n); overrun(unsigned* out, unsigned long offset): thread 5 of block 1 writes at out +
+   offset. */
 static const char kernels_ptx[] =
     "//\n"
     ".version 6.5\n"

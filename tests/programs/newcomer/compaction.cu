@@ -2,9 +2,8 @@
 // blocks (each block looks back at its predecessors' totals), on several streams at once that wait
 // for each other's events; memory of the stream-ordered allocator where the device has it, a host
 // function at the end.
-#include <cub/block/block_scan.cuh>
-
 #include <atomic>
+#include <cub/block/block_scan.cuh>
 #include <vector>
 
 #include "expect.h"

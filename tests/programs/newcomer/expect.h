@@ -5,24 +5,24 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CUDA(call)                                                                       \
-  do {                                                                                   \
-    const cudaError_t status_ = (call);                                                  \
-    if (status_ != cudaSuccess) {                                                        \
-      std::printf("%s:%d: %s: %s (%s)\n", __FILE__, __LINE__, #call,                     \
-                  cudaGetErrorName(status_), cudaGetErrorString(status_));               \
-      std::exit(1);                                                                      \
-    }                                                                                    \
+#define CUDA(call)                                                                              \
+  do {                                                                                          \
+    const cudaError_t status_ = (call);                                                         \
+    if (status_ != cudaSuccess) {                                                               \
+      std::printf("%s:%d: %s: %s (%s)\n", __FILE__, __LINE__, #call, cudaGetErrorName(status_), \
+                  cudaGetErrorString(status_));                                                 \
+      std::exit(1);                                                                             \
+    }                                                                                           \
   } while (0)
 
-#define EXPECT(condition, ...)                                              \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      std::printf("%s:%d: not so: %s: ", __FILE__, __LINE__, #condition);   \
-      std::printf(__VA_ARGS__);                                             \
-      std::printf("\n");                                                    \
-      std::exit(1);                                                         \
-    }                                                                       \
+#define EXPECT(condition, ...)                                            \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      std::printf("%s:%d: not so: %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                           \
+      std::printf("\n");                                                  \
+      std::exit(1);                                                       \
+    }                                                                     \
   } while (0)
 
 inline bool close(double value, double expected, double relative) {

@@ -1,9 +1,8 @@
 // Batches of radix-2 FFTs, one block a transform, in dynamic shared memory that is larger than what
 // a kernel gets without asking; cuda::std::complex in double, and float2 by hand. Checked against
 // the sum that defines the transform, and by transforming back.
-#include <cuda/std/complex>
-
 #include <complex>
+#include <cuda/std/complex>
 #include <vector>
 
 #include "expect.h"
@@ -47,8 +46,8 @@ __global__ void fft_float(const float2 *in, float2 *out, int size) {
     const float angle = -3.14159265358979f * position / span;
     const float2 twiddle = make_float2(cosf(angle), sinf(angle));
     const float2 a = from[i], b = from[i + size / 2];
-    const float2 turned = make_float2(fmaf(b.x, twiddle.x, -b.y * twiddle.y),
-                                      fmaf(b.x, twiddle.y, b.y * twiddle.x));
+    const float2 turned =
+        make_float2(fmaf(b.x, twiddle.x, -b.y * twiddle.y), fmaf(b.x, twiddle.y, b.y * twiddle.x));
     const int target = ((i - position) << 1) + position;
     to[target] = make_float2(a.x + turned.x, a.y + turned.y);
     to[target + span] = make_float2(a.x - turned.x, a.y - turned.y);

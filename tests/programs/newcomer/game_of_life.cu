@@ -85,7 +85,8 @@ int main() {
   CUDA(cudaMemcpy2D(boards[0], pitches[0], board.data(), kWidth, kWidth, kHeight,
                     cudaMemcpyHostToDevice));
   const dim3 block(kTileWidth, kTileHeight);
-  const dim3 grid((kWidth + kTileWidth - 1) / kTileWidth, (kHeight + kTileHeight - 1) / kTileHeight);
+  const dim3 grid((kWidth + kTileWidth - 1) / kTileWidth,
+                  (kHeight + kTileHeight - 1) / kTileHeight);
   for (int generation = 0; generation < kGenerations; ++generation) {
     const unsigned int zero = 0;
     CUDA(cudaMemcpyToSymbol(living, &zero, sizeof zero));

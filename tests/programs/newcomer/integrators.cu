@@ -1,6 +1,7 @@
 // Integrals in several ways that are hard on a compiler and a debugger alike: function pointers
 // fetched from the device, virtual functions of objects built on the device, recursion, lambdas,
-// structures by value, the device's own heap; and a Monte Carlo estimate with 64-bit random numbers.
+// structures by value, the device's own heap; and a Monte Carlo estimate with 64-bit random
+// numbers.
 #include <cstdint>
 #include <vector>
 
@@ -173,7 +174,8 @@ int main() {
   CUDA(cudaMemcpy(out.data(), device_out, kCount * sizeof(double), cudaMemcpyDeviceToHost));
   for (int i = 0; i < kCount; ++i) {
     const double expected = reference(intervals[i].which, intervals[i].from, intervals[i].to);
-    EXPECT(close(out[i], expected, 1e-8), "integral %d: %.12g, expected %.12g", i, out[i], expected);
+    EXPECT(close(out[i], expected, 1e-8), "integral %d: %.12g, expected %.12g", i, out[i],
+           expected);
   }
 
   // The function's address as the device knows it, given back to a kernel as an argument.
@@ -220,8 +222,8 @@ int main() {
   monte_carlo<<<kBlocks, kThreads>>>(42, kPoints, device_hits, device_high);
   CUDA(cudaGetLastError());
   CUDA(cudaMemcpy(&hits, device_hits, sizeof hits, cudaMemcpyDeviceToHost));
-  CUDA(cudaMemcpy(high.data(), device_high, high.size() * sizeof(uint64_t),
-                  cudaMemcpyDeviceToHost));
+  CUDA(
+      cudaMemcpy(high.data(), device_high, high.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
   for (uint64_t thread = 0; thread < kThreads * kBlocks; ++thread) {
     expected_hits += inside(42 + thread, kPoints);
     const unsigned __int128 product =

@@ -12,11 +12,11 @@
 
 #include "expect.h"
 
-#define FAILS(call, expected)                                                                     \
-  do {                                                                                            \
-    const cudaError_t status_ = (call);                                                           \
-    EXPECT(status_ == (expected), "it gave %s, expected %s", cudaGetErrorName(status_),           \
-           cudaGetErrorName(expected));                                                           \
+#define FAILS(call, expected)                                                           \
+  do {                                                                                  \
+    const cudaError_t status_ = (call);                                                 \
+    EXPECT(status_ == (expected), "it gave %s, expected %s", cudaGetErrorName(status_), \
+           cudaGetErrorName(expected));                                                 \
   } while (0)
 
 __global__ void nothing(int *) {}
@@ -118,9 +118,12 @@ struct Fault {
 };
 
 const Fault faults[] = {
-    {"misaligned", cudaErrorMisalignedAddress}, {"null", cudaErrorIllegalAddress},
-    {"freed", cudaErrorIllegalAddress},         {"host", cudaErrorIllegalAddress},
-    {"assertion", cudaErrorAssert},             {"trap", cudaErrorLaunchFailure},
+    {"misaligned", cudaErrorMisalignedAddress},
+    {"null", cudaErrorIllegalAddress},
+    {"freed", cudaErrorIllegalAddress},
+    {"host", cudaErrorIllegalAddress},
+    {"assertion", cudaErrorAssert},
+    {"trap", cudaErrorLaunchFailure},
     {"function", cudaSuccess},  // which error is not said
 };
 

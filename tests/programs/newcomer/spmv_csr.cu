@@ -99,7 +99,8 @@ void check_precision(const std::vector<int> &starts, const std::vector<int> &col
   CUDA(cudaMemset(device_y, 0xff, rows * sizeof(Sum)));
 
   const Csr<Value> matrix{rows, device_starts, device_columns, device_values};
-  multiply<Value, kWarps><<<(rows + kWarps - 1) / kWarps, kWarps * 32>>>(matrix, device_x, device_y);
+  multiply<Value, kWarps>
+      <<<(rows + kWarps - 1) / kWarps, kWarps * 32>>>(matrix, device_x, device_y);
   CUDA(cudaGetLastError());
   std::vector<Sum> y(rows);
   CUDA(cudaMemcpy(y.data(), device_y, rows * sizeof(Sum), cudaMemcpyDeviceToHost));

@@ -7,8 +7,8 @@ namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
 template <class T>
-using BitsOf = std::conditional_t<
-    sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
+using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
 
 template <class H, Op kOp>
 uint16_t half_op(uint16_t a, uint16_t b) {
@@ -26,8 +26,10 @@ template <Mod kOp, class T>
 struct Update {
   T operator()(T old, T b, T c) const {
     if constexpr (kOp == Mod::kAdd) {
-      if constexpr (std::is_floating_point_v<T>) return canonical(T(old + b));
-      else return T(std::make_unsigned_t<T>(old) + std::make_unsigned_t<T>(b));
+      if constexpr (std::is_floating_point_v<T>)
+        return canonical(T(old + b));
+      else
+        return T(std::make_unsigned_t<T>(old) + std::make_unsigned_t<T>(b));
     }
     if constexpr (kOp == Mod::kMin) return b < old ? b : old;
     if constexpr (kOp == Mod::kMax) return b > old ? b : old;
@@ -49,12 +51,14 @@ struct AddFlush {
     return canonical(flush(flush(old) + flush(b)));
   }
 };
-template <class H> struct AddHalf {
+template <class H>
+struct AddHalf {
   uint16_t operator()(uint16_t old, uint16_t b, uint16_t) const {
     return half_op<H, Op::kAdd>(old, b);
   }
 };
-template <class H> struct AddHalves {
+template <class H>
+struct AddHalves {
   uint32_t operator()(uint32_t old, uint32_t b, uint32_t) const {
     return uint32_t(half_op<H, Op::kAdd>(uint16_t(old), uint16_t(b))) |
            uint32_t(half_op<H, Op::kAdd>(uint16_t(old >> 16), uint16_t(b >> 16))) << 16;
@@ -115,7 +119,9 @@ Ins atomic(Warp& w, Ins i) {
   return i + 1;
 }
 // 128 bits: exch and cas.
-struct Wide { uint64_t lo, hi; };
+struct Wide {
+  uint64_t lo, hi;
+};
 template <Mod kOp, Kind kKind>
 Ins atomic_wide(Warp& w, Ins i) {
   Resolved x;
@@ -143,16 +149,19 @@ Ins atomic_wide(Warp& w, Ins i) {
 
 template <class T, class F, Mod kOp, Kind kKind, bool kPlain>
 Handler result_form(bool result) {
-  return result ? atomic<T, F, kOp, kKind, kPlain, true>
-                : atomic<T, F, kOp, kKind, kPlain, false>;
+  return result ? atomic<T, F, kOp, kKind, kPlain, true> : atomic<T, F, kOp, kKind, kPlain, false>;
 }
 template <class T, class F, Mod kOp>
 Handler access_form(Access access, bool result) {
   switch (access) {
-    case Access::kGlobal: return result_form<T, F, kOp, Kind::kGlobal, false>(result);
-    case Access::kShared64: return result_form<T, F, kOp, Kind::kShared, true>(result);
-    case Access::kGeneric: return result_form<T, F, kOp, Kind::kGeneric, false>(result);
-    default: return nullptr;  // the decoder widens 32-bit addresses
+    case Access::kGlobal:
+      return result_form<T, F, kOp, Kind::kGlobal, false>(result);
+    case Access::kShared64:
+      return result_form<T, F, kOp, Kind::kShared, true>(result);
+    case Access::kGeneric:
+      return result_form<T, F, kOp, Kind::kGeneric, false>(result);
+    default:
+      return nullptr;  // the decoder widens 32-bit addresses
   }
 }
 template <Mod kOp, class T>
@@ -162,36 +171,50 @@ Handler plain_form(Access access, bool result) {
 template <class T>
 Handler integer_form(Access access, Mod op, bool result) {
   switch (op) {
-    case Mod::kAdd: return plain_form<Mod::kAdd, T>(access, result);
-    case Mod::kMin: return plain_form<Mod::kMin, T>(access, result);
-    case Mod::kMax: return plain_form<Mod::kMax, T>(access, result);
+    case Mod::kAdd:
+      return plain_form<Mod::kAdd, T>(access, result);
+    case Mod::kMin:
+      return plain_form<Mod::kMin, T>(access, result);
+    case Mod::kMax:
+      return plain_form<Mod::kMax, T>(access, result);
     case Mod::kInc:
       if constexpr (std::is_same_v<T, uint32_t>) return plain_form<Mod::kInc, T>(access, result);
       return nullptr;
     case Mod::kDec:
       if constexpr (std::is_same_v<T, uint32_t>) return plain_form<Mod::kDec, T>(access, result);
       return nullptr;
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 template <class T>
 Handler bits_form(Access access, Mod op, bool result) {
   switch (op) {
-    case Mod::kAnd: return plain_form<Mod::kAnd, T>(access, result);
-    case Mod::kOr: return plain_form<Mod::kOr, T>(access, result);
-    case Mod::kXor: return plain_form<Mod::kXor, T>(access, result);
-    case Mod::kExch: return plain_form<Mod::kExch, T>(access, result);
-    case Mod::kCas: return plain_form<Mod::kCas, T>(access, result);
-    default: return nullptr;
+    case Mod::kAnd:
+      return plain_form<Mod::kAnd, T>(access, result);
+    case Mod::kOr:
+      return plain_form<Mod::kOr, T>(access, result);
+    case Mod::kXor:
+      return plain_form<Mod::kXor, T>(access, result);
+    case Mod::kExch:
+      return plain_form<Mod::kExch, T>(access, result);
+    case Mod::kCas:
+      return plain_form<Mod::kCas, T>(access, result);
+    default:
+      return nullptr;
   }
 }
 template <Mod kOp>
 Handler wide_form(Access access) {
   switch (access) {
-    case Access::kGlobal: return atomic_wide<kOp, Kind::kGlobal>;
-    case Access::kShared64: return atomic_wide<kOp, Kind::kShared>;
-    case Access::kGeneric: return atomic_wide<kOp, Kind::kGeneric>;
-    default: return nullptr;
+    case Access::kGlobal:
+      return atomic_wide<kOp, Kind::kGlobal>;
+    case Access::kShared64:
+      return atomic_wide<kOp, Kind::kShared>;
+    case Access::kGeneric:
+      return atomic_wide<kOp, Kind::kGeneric>;
+    default:
+      return nullptr;
   }
 }
 
@@ -199,12 +222,18 @@ Handler wide_form(Access access) {
 
 Handler atomic_handler(Access access, Mod op, Type type, bool result) {
   switch (type) {
-    case Type::kU32: return integer_form<uint32_t>(access, op, result);
-    case Type::kS32: return integer_form<int32_t>(access, op, result);
-    case Type::kU64: return integer_form<uint64_t>(access, op, result);
-    case Type::kS64: return integer_form<int64_t>(access, op, result);
-    case Type::kB32: return bits_form<uint32_t>(access, op, result);
-    case Type::kB64: return bits_form<uint64_t>(access, op, result);
+    case Type::kU32:
+      return integer_form<uint32_t>(access, op, result);
+    case Type::kS32:
+      return integer_form<int32_t>(access, op, result);
+    case Type::kU64:
+      return integer_form<uint64_t>(access, op, result);
+    case Type::kS64:
+      return integer_form<int64_t>(access, op, result);
+    case Type::kB32:
+      return bits_form<uint32_t>(access, op, result);
+    case Type::kB64:
+      return bits_form<uint64_t>(access, op, result);
     case Type::kB128:
       if (op == Mod::kExch) return wide_form<Mod::kExch>(access);
       if (op == Mod::kCas) return wide_form<Mod::kCas>(access);
@@ -217,16 +246,22 @@ Handler atomic_handler(Access access, Mod op, Type type, bool result) {
       if (op != Mod::kAdd) return nullptr;
       if (access == Access::kGlobal) return access_form<float, AddFlush, Mod::kAdd>(access, result);
       return plain_form<Mod::kAdd, float>(access, result);
-    case Type::kF64: return op == Mod::kAdd ? plain_form<Mod::kAdd, double>(access, result) : nullptr;
+    case Type::kF64:
+      return op == Mod::kAdd ? plain_form<Mod::kAdd, double>(access, result) : nullptr;
     case Type::kF16:
-      return op == Mod::kAdd ? access_form<uint16_t, AddHalf<Half>, Mod::kAdd>(access, result) : nullptr;
+      return op == Mod::kAdd ? access_form<uint16_t, AddHalf<Half>, Mod::kAdd>(access, result)
+                             : nullptr;
     case Type::kBf16:
-      return op == Mod::kAdd ? access_form<uint16_t, AddHalf<Bfloat>, Mod::kAdd>(access, result) : nullptr;
+      return op == Mod::kAdd ? access_form<uint16_t, AddHalf<Bfloat>, Mod::kAdd>(access, result)
+                             : nullptr;
     case Type::kF16x2:
-      return op == Mod::kAdd ? access_form<uint32_t, AddHalves<Half>, Mod::kAdd>(access, result) : nullptr;
+      return op == Mod::kAdd ? access_form<uint32_t, AddHalves<Half>, Mod::kAdd>(access, result)
+                             : nullptr;
     case Type::kBf16x2:
-      return op == Mod::kAdd ? access_form<uint32_t, AddHalves<Bfloat>, Mod::kAdd>(access, result) : nullptr;
-    default: return nullptr;
+      return op == Mod::kAdd ? access_form<uint32_t, AddHalves<Bfloat>, Mod::kAdd>(access, result)
+                             : nullptr;
+    default:
+      return nullptr;
   }
 }
 

@@ -80,9 +80,7 @@ inline Ins guarded(Warp& w, Ins i, uint32_t pass) {
 
 }  // namespace
 
-Ins run_guarded(Warp& w, Ins i) {
-  return guarded(w, i, bits_of(row<const int32_t>(w, i->guard)));
-}
+Ins run_guarded(Warp& w, Ins i) { return guarded(w, i, bits_of(row<const int32_t>(w, i->guard))); }
 Ins run_guarded_not(Warp& w, Ins i) {
   return guarded(w, i, ~bits_of(row<const int32_t>(w, i->guard)));
 }
@@ -92,26 +90,43 @@ Handler control_handler(Op op, Mod mode, bool negated) {
     case Op::kBra:
       if (mode == Mod::kUni) return bra;
       return negated ? bra_if<true> : bra_if<false>;
-    case Op::kBrx: return brx;
-    case Op::kExit: return exit_lanes;
-    case Op::kRet: return return_lanes;
-    case Op::kCall: return call_function;
-    case Op::kTrap: return trap;
-    case Op::kBrkpt: return trap;
-    case Op::kMembar: return fence;
-    case Op::kPrefetch: return nothing;
-    case Op::kNanosleep: return nanosleep;
+    case Op::kBrx:
+      return brx;
+    case Op::kExit:
+      return exit_lanes;
+    case Op::kRet:
+      return return_lanes;
+    case Op::kCall:
+      return call_function;
+    case Op::kTrap:
+      return trap;
+    case Op::kBrkpt:
+      return trap;
+    case Op::kMembar:
+      return fence;
+    case Op::kPrefetch:
+      return nothing;
+    case Op::kNanosleep:
+      return nanosleep;
     case Op::kBar:
       switch (mode) {
-        case Mod::kSync: return bar<BarrierKind::kSync>;
-        case Mod::kArrive: return bar<BarrierKind::kArrive>;
-        case Mod::kPopc: return bar<BarrierKind::kPopc>;
-        case Mod::kAnd: return bar<BarrierKind::kAnd>;
-        case Mod::kOr: return bar<BarrierKind::kOr>;
-        case Mod::kWarp: return bar_warp;
-        default: return nullptr;
+        case Mod::kSync:
+          return bar<BarrierKind::kSync>;
+        case Mod::kArrive:
+          return bar<BarrierKind::kArrive>;
+        case Mod::kPopc:
+          return bar<BarrierKind::kPopc>;
+        case Mod::kAnd:
+          return bar<BarrierKind::kAnd>;
+        case Mod::kOr:
+          return bar<BarrierKind::kOr>;
+        case Mod::kWarp:
+          return bar_warp;
+        default:
+          return nullptr;
       }
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

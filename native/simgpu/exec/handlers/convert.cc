@@ -5,41 +5,62 @@ namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
 // ---- widening of integers; also how a narrow result gets into a wider register ----
-template <class From, class T, class To> struct Extend {
+template <class From, class T, class To>
+struct Extend {
   To operator()(From a) const { return To(T(a)); }
 };
 template <class From, class T>
 Handler extend_to(uint32_t to) {
   switch (to) {
-    case 2: return unary<uint16_t, From, Extend<From, T, uint16_t>>;
-    case 4: return unary<uint32_t, From, Extend<From, T, uint32_t>>;
-    case 8: return unary<uint64_t, From, Extend<From, T, uint64_t>>;
-    default: return nullptr;
+    case 2:
+      return unary<uint16_t, From, Extend<From, T, uint16_t>>;
+    case 4:
+      return unary<uint32_t, From, Extend<From, T, uint32_t>>;
+    case 8:
+      return unary<uint64_t, From, Extend<From, T, uint64_t>>;
+    default:
+      return nullptr;
   }
 }
 template <class From>
 Handler extend_as(Type type, uint32_t to) {
   switch (type) {
-    case Type::kU8: case Type::kB8: return extend_to<From, uint8_t>(to);
-    case Type::kS8: return extend_to<From, int8_t>(to);
-    case Type::kU16: case Type::kB16: return extend_to<From, uint16_t>(to);
-    case Type::kS16: return extend_to<From, int16_t>(to);
-    case Type::kU32: case Type::kB32: return extend_to<From, uint32_t>(to);
-    case Type::kS32: return extend_to<From, int32_t>(to);
-    case Type::kU64: case Type::kB64: case Type::kS64: return extend_to<From, uint64_t>(to);
-    default: return nullptr;
+    case Type::kU8:
+    case Type::kB8:
+      return extend_to<From, uint8_t>(to);
+    case Type::kS8:
+      return extend_to<From, int8_t>(to);
+    case Type::kU16:
+    case Type::kB16:
+      return extend_to<From, uint16_t>(to);
+    case Type::kS16:
+      return extend_to<From, int16_t>(to);
+    case Type::kU32:
+    case Type::kB32:
+      return extend_to<From, uint32_t>(to);
+    case Type::kS32:
+      return extend_to<From, int32_t>(to);
+    case Type::kU64:
+    case Type::kB64:
+    case Type::kS64:
+      return extend_to<From, uint64_t>(to);
+    default:
+      return nullptr;
   }
 }
 
-template <class T> struct ClampSigned {
+template <class T>
+struct ClampSigned {
   int64_t operator()(int64_t v) const {
     if constexpr (std::is_same_v<T, uint64_t>) return v < 0 ? 0 : v;
     const int64_t lo = int64_t(std::numeric_limits<T>::min());
-    const int64_t hi = std::is_same_v<T, uint64_t> ? INT64_MAX : int64_t(std::numeric_limits<T>::max());
+    const int64_t hi =
+        std::is_same_v<T, uint64_t> ? INT64_MAX : int64_t(std::numeric_limits<T>::max());
     return v < lo ? lo : v > hi ? hi : v;
   }
 };
-template <class T> struct ClampUnsigned {
+template <class T>
+struct ClampUnsigned {
   uint64_t operator()(uint64_t v) const {
     const uint64_t hi = uint64_t(std::numeric_limits<T>::max());
     return v > hi ? hi : v;
@@ -110,20 +131,30 @@ Handler to_integer(bool ftz) {
 template <class From>
 Handler from_float(Type to, bool ftz) {
   switch (to) {
-    case Type::kU8: return to_integer<From, uint8_t>(ftz);
-    case Type::kS8: return to_integer<From, int8_t>(ftz);
-    case Type::kU16: return to_integer<From, uint16_t>(ftz);
-    case Type::kS16: return to_integer<From, int16_t>(ftz);
-    case Type::kU32: return to_integer<From, uint32_t>(ftz);
-    case Type::kS32: return to_integer<From, int32_t>(ftz);
-    case Type::kU64: return to_integer<From, uint64_t>(ftz);
-    case Type::kS64: return to_integer<From, int64_t>(ftz);
-    default: return nullptr;
+    case Type::kU8:
+      return to_integer<From, uint8_t>(ftz);
+    case Type::kS8:
+      return to_integer<From, int8_t>(ftz);
+    case Type::kU16:
+      return to_integer<From, uint16_t>(ftz);
+    case Type::kS16:
+      return to_integer<From, int16_t>(ftz);
+    case Type::kU32:
+      return to_integer<From, uint32_t>(ftz);
+    case Type::kS32:
+      return to_integer<From, int32_t>(ftz);
+    case Type::kU64:
+      return to_integer<From, uint64_t>(ftz);
+    case Type::kS64:
+      return to_integer<From, int64_t>(ftz);
+    default:
+      return nullptr;
   }
 }
 
 // ---- integer to float ----
-template <class From, class To> struct FromInteger {
+template <class From, class To>
+struct FromInteger {
   To operator()(From a) const {
     To r;
     if constexpr (std::is_same_v<From, uint32_t>)
@@ -136,11 +167,21 @@ template <class From, class To> struct FromInteger {
 };
 bool rounding_of(Mod m, Round* round) {
   switch (m) {
-    case Mod::kUnknown: case Mod::kRn: *round = Round::kNearest; return true;
-    case Mod::kRz: *round = Round::kZero; return true;
-    case Mod::kRm: *round = Round::kDown; return true;
-    case Mod::kRp: *round = Round::kUp; return true;
-    default: return false;
+    case Mod::kUnknown:
+    case Mod::kRn:
+      *round = Round::kNearest;
+      return true;
+    case Mod::kRz:
+      *round = Round::kZero;
+      return true;
+    case Mod::kRm:
+      *round = Round::kDown;
+      return true;
+    case Mod::kRp:
+      *round = Round::kUp;
+      return true;
+    default:
+      return false;
   }
 }
 template <class From, class To>
@@ -152,27 +193,38 @@ Handler from_integer_to(Round round) {
 template <class To>
 Handler from_integer(Type from, Round round) {
   switch (from) {
-    case Type::kU8: case Type::kU16: case Type::kU32:
+    case Type::kU8:
+    case Type::kU16:
+    case Type::kU32:
       return from_integer_to<uint32_t, To>(round);
-    case Type::kS8: case Type::kS16: case Type::kS32:
+    case Type::kS8:
+    case Type::kS16:
+    case Type::kS32:
       return from_integer_to<int32_t, To>(round);
-    case Type::kU64: return from_integer_to<uint64_t, To>(round);
-    case Type::kS64: return from_integer_to<int64_t, To>(round);
-    default: return nullptr;
+    case Type::kU64:
+      return from_integer_to<uint64_t, To>(round);
+    case Type::kS64:
+      return from_integer_to<int64_t, To>(round);
+    default:
+      return nullptr;
   }
 }
 
 // ---- float to float ----
-template <bool kFtz, bool kSat> struct FloatToDouble {
+template <bool kFtz, bool kSat>
+struct FloatToDouble {
   double operator()(float a) const { return out<false, kSat>(double(in<kFtz>(a))); }
 };
-template <bool kFtz, bool kSat> struct DoubleToFloat {
+template <bool kFtz, bool kSat>
+struct DoubleToFloat {
   float operator()(double a) const { return out<kFtz, kSat>(float(a)); }
 };
-template <class T, bool kFtz, bool kSat> struct SameFloat {
+template <class T, bool kFtz, bool kSat>
+struct SameFloat {
   T operator()(T a) const { return out<kFtz, kSat>(in<kFtz>(a)); }
 };
-template <class T, Rint kRint, bool kFtz, bool kSat> struct Integral {
+template <class T, Rint kRint, bool kFtz, bool kSat>
+struct Integral {
   T operator()(T a) const {
     T r;
     const T x = in<kFtz>(a);
@@ -190,34 +242,51 @@ template <class T, Rint kRint, bool kFtz, bool kSat> struct Integral {
 template <class T, bool kFtz, bool kSat>
 Handler same_float(Mod rounding) {
   switch (rounding) {
-    case Mod::kUnknown: case Mod::kRn: return unary<T, T, SameFloat<T, kFtz, kSat>>;
-    case Mod::kRni: return unary<T, T, Integral<T, Rint::kNearest, kFtz, kSat>>;
-    case Mod::kRzi: return unary<T, T, Integral<T, Rint::kZero, kFtz, kSat>>;
-    case Mod::kRmi: return unary<T, T, Integral<T, Rint::kDown, kFtz, kSat>>;
-    case Mod::kRpi: return unary<T, T, Integral<T, Rint::kUp, kFtz, kSat>>;
-    default: return nullptr;
+    case Mod::kUnknown:
+    case Mod::kRn:
+      return unary<T, T, SameFloat<T, kFtz, kSat>>;
+    case Mod::kRni:
+      return unary<T, T, Integral<T, Rint::kNearest, kFtz, kSat>>;
+    case Mod::kRzi:
+      return unary<T, T, Integral<T, Rint::kZero, kFtz, kSat>>;
+    case Mod::kRmi:
+      return unary<T, T, Integral<T, Rint::kDown, kFtz, kSat>>;
+    case Mod::kRpi:
+      return unary<T, T, Integral<T, Rint::kUp, kFtz, kSat>>;
+    default:
+      return nullptr;
   }
 }
-template <class H, Round kRound> struct FromFloat {
+template <class H, Round kRound>
+struct FromFloat {
   uint16_t operator()(float a) const { return H::template narrow<kRound>(a); }
 };
-template <class H, Round kRound> struct FromDouble {
+template <class H, Round kRound>
+struct FromDouble {
   uint16_t operator()(double a) const { return H::template narrow<kRound>(to_float_odd(a)); }
 };
-template <class H> struct Widen {
+template <class H>
+struct Widen {
   float operator()(uint16_t a) const { return canonical(H::widen(a)); }
 };
-template <class H> struct WidenDouble {
+template <class H>
+struct WidenDouble {
   double operator()(uint16_t a) const { return H::widen(a); }
 };
 template <class H, class From, template <class, Round> class F>
 Handler narrow(Mod rounding) {
   switch (rounding) {
-    case Mod::kUnknown: case Mod::kRn: return unary_slow<uint16_t, From, F<H, Round::kNearest>>;
-    case Mod::kRz: return unary_slow<uint16_t, From, F<H, Round::kZero>>;
-    case Mod::kRm: return unary_slow<uint16_t, From, F<H, Round::kDown>>;
-    case Mod::kRp: return unary_slow<uint16_t, From, F<H, Round::kUp>>;
-    default: return nullptr;
+    case Mod::kUnknown:
+    case Mod::kRn:
+      return unary_slow<uint16_t, From, F<H, Round::kNearest>>;
+    case Mod::kRz:
+      return unary_slow<uint16_t, From, F<H, Round::kZero>>;
+    case Mod::kRm:
+      return unary_slow<uint16_t, From, F<H, Round::kDown>>;
+    case Mod::kRp:
+      return unary_slow<uint16_t, From, F<H, Round::kUp>>;
+    default:
+      return nullptr;
   }
 }
 struct Tf32 {  // nearest, ties away
@@ -239,36 +308,58 @@ struct Tf32Nearest {
 
 Handler extend_handler(uint32_t from, Type type, uint32_t to) {
   switch (from) {
-    case 2: return extend_as<uint16_t>(type, to);
-    case 4: return extend_as<uint32_t>(type, to);
-    case 8: return extend_as<uint64_t>(type, to);
-    default: return nullptr;
+    case 2:
+      return extend_as<uint16_t>(type, to);
+    case 4:
+      return extend_as<uint32_t>(type, to);
+    case 8:
+      return extend_as<uint64_t>(type, to);
+    default:
+      return nullptr;
   }
 }
 Handler saturate_handler(Type to) {
   switch (to) {
-    case Type::kU8: return unary<int64_t, int64_t, ClampSigned<uint8_t>>;
-    case Type::kS8: return unary<int64_t, int64_t, ClampSigned<int8_t>>;
-    case Type::kU16: return unary<int64_t, int64_t, ClampSigned<uint16_t>>;
-    case Type::kS16: return unary<int64_t, int64_t, ClampSigned<int16_t>>;
-    case Type::kU32: return unary<int64_t, int64_t, ClampSigned<uint32_t>>;
-    case Type::kS32: return unary<int64_t, int64_t, ClampSigned<int32_t>>;
-    case Type::kU64: return unary<int64_t, int64_t, ClampSigned<uint64_t>>;
-    case Type::kS64: return unary<int64_t, int64_t, ClampSigned<int64_t>>;
-    default: return nullptr;
+    case Type::kU8:
+      return unary<int64_t, int64_t, ClampSigned<uint8_t>>;
+    case Type::kS8:
+      return unary<int64_t, int64_t, ClampSigned<int8_t>>;
+    case Type::kU16:
+      return unary<int64_t, int64_t, ClampSigned<uint16_t>>;
+    case Type::kS16:
+      return unary<int64_t, int64_t, ClampSigned<int16_t>>;
+    case Type::kU32:
+      return unary<int64_t, int64_t, ClampSigned<uint32_t>>;
+    case Type::kS32:
+      return unary<int64_t, int64_t, ClampSigned<int32_t>>;
+    case Type::kU64:
+      return unary<int64_t, int64_t, ClampSigned<uint64_t>>;
+    case Type::kS64:
+      return unary<int64_t, int64_t, ClampSigned<int64_t>>;
+    default:
+      return nullptr;
   }
 }
 Handler saturate_unsigned_handler(Type to) {
   switch (to) {
-    case Type::kU8: return unary<uint64_t, uint64_t, ClampUnsigned<uint8_t>>;
-    case Type::kS8: return unary<uint64_t, uint64_t, ClampUnsigned<int8_t>>;
-    case Type::kU16: return unary<uint64_t, uint64_t, ClampUnsigned<uint16_t>>;
-    case Type::kS16: return unary<uint64_t, uint64_t, ClampUnsigned<int16_t>>;
-    case Type::kU32: return unary<uint64_t, uint64_t, ClampUnsigned<uint32_t>>;
-    case Type::kS32: return unary<uint64_t, uint64_t, ClampUnsigned<int32_t>>;
-    case Type::kU64: return unary<uint64_t, uint64_t, ClampUnsigned<uint64_t>>;
-    case Type::kS64: return unary<uint64_t, uint64_t, ClampUnsigned<int64_t>>;
-    default: return nullptr;
+    case Type::kU8:
+      return unary<uint64_t, uint64_t, ClampUnsigned<uint8_t>>;
+    case Type::kS8:
+      return unary<uint64_t, uint64_t, ClampUnsigned<int8_t>>;
+    case Type::kU16:
+      return unary<uint64_t, uint64_t, ClampUnsigned<uint16_t>>;
+    case Type::kS16:
+      return unary<uint64_t, uint64_t, ClampUnsigned<int16_t>>;
+    case Type::kU32:
+      return unary<uint64_t, uint64_t, ClampUnsigned<uint32_t>>;
+    case Type::kS32:
+      return unary<uint64_t, uint64_t, ClampUnsigned<int32_t>>;
+    case Type::kU64:
+      return unary<uint64_t, uint64_t, ClampUnsigned<uint64_t>>;
+    case Type::kS64:
+      return unary<uint64_t, uint64_t, ClampUnsigned<int64_t>>;
+    default:
+      return nullptr;
   }
 }
 
@@ -276,7 +367,7 @@ Handler convert_handler(Type to, Type from, Mod rounding, bool ftz, bool sat) {
   const bool from_is_float = ptx::is_float(from);
   const bool to_is_float = ptx::is_float(to) || to == Type::kTf32;
   Round round;
-  if (from_is_float && !to_is_float) {  // clamping is what the conversion does anyway
+  if (from_is_float && !to_is_float) {          // clamping is what the conversion does anyway
     if (rounding != Mod::kRzi) return nullptr;  // the decoder rounds before
     if (from == Type::kF32) return from_float<float>(to, ftz);
     if (from == Type::kF64) return from_float<double>(to, ftz);
@@ -295,8 +386,11 @@ Handler convert_handler(Type to, Type from, Mod rounding, bool ftz, bool sat) {
     return nullptr;
   }
   if (from == Type::kF32 && to == Type::kF32) {
-    if (ftz) return sat ? same_float<float, true, true>(rounding) : same_float<float, true, false>(rounding);
-    return sat ? same_float<float, false, true>(rounding) : same_float<float, false, false>(rounding);
+    if (ftz)
+      return sat ? same_float<float, true, true>(rounding)
+                 : same_float<float, true, false>(rounding);
+    return sat ? same_float<float, false, true>(rounding)
+               : same_float<float, false, false>(rounding);
   }
   if (from == Type::kF64 && to == Type::kF64) {
     if (ftz) return nullptr;
@@ -305,8 +399,11 @@ Handler convert_handler(Type to, Type from, Mod rounding, bool ftz, bool sat) {
   }
   if (from == Type::kF32 && to == Type::kF64) {
     if (rounding != Mod::kUnknown) return nullptr;
-    if (ftz) return sat ? unary<double, float, FloatToDouble<true, true>> : unary<double, float, FloatToDouble<true, false>>;
-    return sat ? unary<double, float, FloatToDouble<false, true>> : unary<double, float, FloatToDouble<false, false>>;
+    if (ftz)
+      return sat ? unary<double, float, FloatToDouble<true, true>>
+                 : unary<double, float, FloatToDouble<true, false>>;
+    return sat ? unary<double, float, FloatToDouble<false, true>>
+               : unary<double, float, FloatToDouble<false, false>>;
   }
   if (from == Type::kF64 && to == Type::kF32) {
     if (!rounding_of(rounding, &round)) return nullptr;

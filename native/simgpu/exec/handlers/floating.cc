@@ -4,18 +4,22 @@
 namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
-template <class T, bool kFtz, bool kSat> struct Add {
+template <class T, bool kFtz, bool kSat>
+struct Add {
   T operator()(T a, T b) const { return out<kFtz, kSat>(in<kFtz>(a) + in<kFtz>(b)); }
 };
-template <class T, bool kFtz, bool kSat> struct Sub {
+template <class T, bool kFtz, bool kSat>
+struct Sub {
   T operator()(T a, T b) const { return out<kFtz, kSat>(in<kFtz>(a) - in<kFtz>(b)); }
 };
-template <class T, bool kFtz, bool kSat> struct Mul {
+template <class T, bool kFtz, bool kSat>
+struct Mul {
   T operator()(T a, T b) const { return out<kFtz, kSat>(in<kFtz>(a) * in<kFtz>(b)); }
 };
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
-template <class T, bool kFtz, bool kSat> struct Fma {
+template <class T, bool kFtz, bool kSat>
+struct Fma {
   T operator()(T a, T b, T c) const {
     return out<kFtz, kSat>(fused(in<kFtz>(a), in<kFtz>(b), in<kFtz>(c)));
   }
@@ -26,20 +30,24 @@ using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 template <class T>
 constexpr BitsOf<T> kSign = BitsOf<T>(1) << (8 * sizeof(T) - 1);
 
-template <class T, bool kFtz> struct Neg {
+template <class T, bool kFtz>
+struct Neg {
   T operator()(T a) const { return bits_as<T>(bits_as<BitsOf<T>>(in<kFtz>(a)) ^ kSign<T>); }
 };
-template <class T, bool kFtz> struct Abs {
+template <class T, bool kFtz>
+struct Abs {
   T operator()(T a) const { return bits_as<T>(bits_as<BitsOf<T>>(in<kFtz>(a)) & ~kSign<T>); }
 };
-template <class T> struct Copysign {  // the sign of a, the rest of b
+template <class T>
+struct Copysign {  // the sign of a, the rest of b
   T operator()(T a, T b) const {
     return bits_as<T>((bits_as<BitsOf<T>>(a) & kSign<T>) | (bits_as<BitsOf<T>>(b) & ~kSign<T>));
   }
 };
 
 // A NaN loses against a number unless .NaN; -0 is less than +0.
-template <class T, bool kFtz, bool kNan, bool kXorsign, bool kMax> struct Extreme {
+template <class T, bool kFtz, bool kNan, bool kXorsign, bool kMax>
+struct Extreme {
   T operator()(T x, T y) const {
     using B = BitsOf<T>;
     const T a0 = in<kFtz>(x), b0 = in<kFtz>(y);
@@ -70,12 +78,17 @@ template <class T, bool kFtz, bool kNan, bool kXorsign, bool kMax> struct Extrem
 template <class T, bool kFtz, bool kSat>
 Handler arithmetic(Op op, Round round) {
   switch (op) {
-    case Op::kAdd: return with_rounding<binary<T, T, T, Add<T, kFtz, kSat>>>(round);
-    case Op::kSub: return with_rounding<binary<T, T, T, Sub<T, kFtz, kSat>>>(round);
-    case Op::kMul: return with_rounding<binary<T, T, T, Mul<T, kFtz, kSat>>>(round);
+    case Op::kAdd:
+      return with_rounding<binary<T, T, T, Add<T, kFtz, kSat>>>(round);
+    case Op::kSub:
+      return with_rounding<binary<T, T, T, Sub<T, kFtz, kSat>>>(round);
+    case Op::kMul:
+      return with_rounding<binary<T, T, T, Mul<T, kFtz, kSat>>>(round);
     case Op::kFma:
-    case Op::kMad: return with_rounding<ternary<T, T, T, T, Fma<T, kFtz, kSat>>>(round);
-    default: return nullptr;
+    case Op::kMad:
+      return with_rounding<ternary<T, T, T, T, Fma<T, kFtz, kSat>>>(round);
+    default:
+      return nullptr;
   }
 }
 
@@ -91,12 +104,18 @@ Handler extreme(FloatMode mode) {
 template <class T, bool kFtz>
 Handler others(Op op, FloatMode mode) {
   switch (op) {
-    case Op::kMin: return extreme<T, kFtz, false>(mode);
-    case Op::kMax: return extreme<T, kFtz, true>(mode);
-    case Op::kNeg: return unary<T, T, Neg<T, kFtz>>;
-    case Op::kAbs: return unary<T, T, Abs<T, kFtz>>;
-    case Op::kCopysign: return binary<T, T, T, Copysign<T>>;
-    default: return nullptr;
+    case Op::kMin:
+      return extreme<T, kFtz, false>(mode);
+    case Op::kMax:
+      return extreme<T, kFtz, true>(mode);
+    case Op::kNeg:
+      return unary<T, T, Neg<T, kFtz>>;
+    case Op::kAbs:
+      return unary<T, T, Abs<T, kFtz>>;
+    case Op::kCopysign:
+      return binary<T, T, T, Copysign<T>>;
+    default:
+      return nullptr;
   }
 }
 

@@ -76,17 +76,28 @@ Handler form(bool two) {
 template <class H>
 Handler pick(Op op, bool two) {
   switch (op) {
-    case Op::kAdd: return form<H, Op::kAdd>(two);
-    case Op::kSub: return form<H, Op::kSub>(two);
-    case Op::kMul: return form<H, Op::kMul>(two);
-    case Op::kFma: return form<H, Op::kFma>(two);
-    case Op::kMin: return form<H, Op::kMin>(two);
-    case Op::kMax: return form<H, Op::kMax>(two);
-    case Op::kNeg: return form<H, Op::kNeg>(two);
-    case Op::kAbs: return form<H, Op::kAbs>(two);
-    case Op::kEx2: return form<H, Op::kEx2>(two);
-    case Op::kTanh: return form<H, Op::kTanh>(two);
-    default: return nullptr;
+    case Op::kAdd:
+      return form<H, Op::kAdd>(two);
+    case Op::kSub:
+      return form<H, Op::kSub>(two);
+    case Op::kMul:
+      return form<H, Op::kMul>(two);
+    case Op::kFma:
+      return form<H, Op::kFma>(two);
+    case Op::kMin:
+      return form<H, Op::kMin>(two);
+    case Op::kMax:
+      return form<H, Op::kMax>(two);
+    case Op::kNeg:
+      return form<H, Op::kNeg>(two);
+    case Op::kAbs:
+      return form<H, Op::kAbs>(two);
+    case Op::kEx2:
+      return form<H, Op::kEx2>(two);
+    case Op::kTanh:
+      return form<H, Op::kTanh>(two);
+    default:
+      return nullptr;
   }
 }
 
@@ -99,11 +110,16 @@ Handler half_handler(Op op, Type type, FloatMode mode) {
       (mode.sat && !computes))
     return nullptr;
   switch (type) {
-    case Type::kF16: return pick<Half>(op, false);
-    case Type::kF16x2: return pick<Half>(op, true);
-    case Type::kBf16: return pick<Bfloat>(op, false);
-    case Type::kBf16x2: return pick<Bfloat>(op, true);
-    default: return nullptr;
+    case Type::kF16:
+      return pick<Half>(op, false);
+    case Type::kF16x2:
+      return pick<Half>(op, true);
+    case Type::kBf16:
+      return pick<Bfloat>(op, false);
+    case Type::kBf16x2:
+      return pick<Bfloat>(op, true);
+    default:
+      return nullptr;
   }
 }
 

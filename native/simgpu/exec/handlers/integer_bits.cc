@@ -6,7 +6,8 @@ namespace {
 
 // Division by zero yields all ones, as the hardware's sequence does; a remainder by zero the
 // dividend.
-template <class T> struct Div {
+template <class T>
+struct Div {
   T operator()(T a, T b) const {
     if (b == 0) return T(~T(0));
     if constexpr (std::is_signed_v<T>)
@@ -14,7 +15,8 @@ template <class T> struct Div {
     return T(a / b);
   }
 };
-template <class T> struct Rem {
+template <class T>
+struct Rem {
   T operator()(T a, T b) const {
     if (b == 0) return a;
     if constexpr (std::is_signed_v<T>)
@@ -82,15 +84,18 @@ Ins carry_mad_hi_signed(Warp& w, Ins i) {
 template <class T, bool kIn, bool kOut>
 Handler carry_typed(Op op, Mod mode, bool is_signed) {
   switch (op) {
-    case Op::kAdd: return carry_op<T, Op::kAdd, Mod::kUnknown, kIn, kOut>;
-    case Op::kSub: return carry_op<T, Op::kSub, Mod::kUnknown, kIn, kOut>;
+    case Op::kAdd:
+      return carry_op<T, Op::kAdd, Mod::kUnknown, kIn, kOut>;
+    case Op::kSub:
+      return carry_op<T, Op::kSub, Mod::kUnknown, kIn, kOut>;
     case Op::kMad:
       if (mode == Mod::kLo) return carry_op<T, Op::kMad, Mod::kLo, kIn, kOut>;
       if (mode == Mod::kHi && is_signed)
         return carry_mad_hi_signed<std::make_signed_t<T>, kIn, kOut>;
       if (mode == Mod::kHi) return carry_op<T, Op::kMad, Mod::kHi, kIn, kOut>;
       return nullptr;
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 template <class T>
@@ -101,16 +106,19 @@ Handler carry_flags(Op op, Mod mode, bool is_signed, bool in, bool out) {
   return nullptr;
 }
 
-template <class T> struct Popc {
+template <class T>
+struct Popc {
   uint32_t operator()(T a) const { return uint32_t(__builtin_popcountll(uint64_t(a))); }
 };
-template <class T> struct Clz {
+template <class T>
+struct Clz {
   uint32_t operator()(T a) const {
     if (a == 0) return 8 * sizeof(T);
     return sizeof(T) == 8 ? __builtin_clzll(a) : __builtin_clz(uint32_t(a));
   }
 };
-template <class T> struct Brev {
+template <class T>
+struct Brev {
   T operator()(T v) const {
     uint64_t x = v;
     x = ((x >> 1) & 0x5555555555555555ull) | ((x & 0x5555555555555555ull) << 1);
@@ -120,18 +128,19 @@ template <class T> struct Brev {
     return sizeof(T) == 8 ? T(x) : T(x >> 32);
   }
 };
-template <class T, bool kAmount> struct Bfind {
+template <class T, bool kAmount>
+struct Bfind {
   uint32_t operator()(T a) const {
     using UT = std::make_unsigned_t<T>;
     UT v = UT(a);
     if (std::is_signed_v<T> && a < 0) v = UT(~v);
     if (v == 0) return 0xffffffffu;
-    const uint32_t top =
-        sizeof(T) == 8 ? 63 - __builtin_clzll(v) : 31 - __builtin_clz(uint32_t(v));
+    const uint32_t top = sizeof(T) == 8 ? 63 - __builtin_clzll(v) : 31 - __builtin_clz(uint32_t(v));
     return kAmount ? uint32_t(8 * sizeof(T) - 1) - top : top;
   }
 };
-template <class T> struct Bfe {
+template <class T>
+struct Bfe {
   T operator()(T a, uint32_t b, uint32_t c) const {
     using UT = std::make_unsigned_t<T>;
     constexpr uint32_t kBits = 8 * sizeof(T);
@@ -150,7 +159,8 @@ template <class T> struct Bfe {
     return T(v);
   }
 };
-template <class T> struct Bfi {  // insert a into b
+template <class T>
+struct Bfi {  // insert a into b
   T operator()(T a, T b, uint32_t c, uint32_t d) const {
     constexpr uint32_t kBits = 8 * sizeof(T);
     const uint32_t pos = c & 0xff, len = d & 0xff;
@@ -166,7 +176,8 @@ Ins bfi(Warp& w, Ins i) {
                row<const uint32_t>(w, i->c), row<const uint32_t>(w, i->e));
   return i + 1;
 }
-template <bool kClamp> struct Bmsk {
+template <bool kClamp>
+struct Bmsk {
   uint32_t operator()(uint32_t a, uint32_t b) const {
     const uint32_t pos = kClamp ? a : a & 31, len = kClamp ? b : b & 31;
     if (pos >= 32 || len == 0) return 0;
@@ -174,7 +185,8 @@ template <bool kClamp> struct Bmsk {
     return ones << pos;
   }
 };
-template <bool kClamp, class T> struct Szext {
+template <bool kClamp, class T>
+struct Szext {
   T operator()(T a, uint32_t b) const {
     const uint32_t n = kClamp ? b : b & 31;
     if (n >= 32) return a;
@@ -183,14 +195,16 @@ template <bool kClamp, class T> struct Szext {
   }
 };
 // Funnel shifts: the pair is {b, a}, a the lower word.
-template <bool kLeft, bool kClamp> struct Shf {
+template <bool kLeft, bool kClamp>
+struct Shf {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
     const uint32_t n = kClamp ? (c < 32 ? c : 32) : c & 31;
     const uint64_t v = uint64_t(b) << 32 | a;
     return kLeft ? uint32_t((v << n) >> 32) : uint32_t(v >> n);
   }
 };
-template <Mod kMode> struct Prmt {
+template <Mod kMode>
+struct Prmt {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
     const uint64_t v = uint64_t(b) << 32 | a;
     auto byte = [&](uint32_t n) { return uint32_t(v >> (8 * (n & 7))) & 0xff; };
@@ -234,13 +248,15 @@ Ins lop3(Warp& w, Ins i) {
       row<const uint32_t>(w, i->a), row<const uint32_t>(w, i->b), row<const uint32_t>(w, i->c));
   return i + 1;
 }
-template <class A, class B> struct Dp4a {
+template <class A, class B>
+struct Dp4a {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
     for (int k = 0; k < 4; ++k) c += uint32_t(int32_t(A(a >> (8 * k))) * int32_t(B(b >> (8 * k))));
     return c;
   }
 };
-template <class A, class B, int kHigh> struct Dp2a {  // A: 16 bit, B: 8 bit
+template <class A, class B, int kHigh>
+struct Dp2a {  // A: 16 bit, B: 8 bit
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
     for (int k = 0; k < 2; ++k)
       c += uint32_t(int32_t(A(a >> (16 * k))) * int32_t(B(b >> (8 * (k + 2 * kHigh)))));
@@ -248,7 +264,8 @@ template <class A, class B, int kHigh> struct Dp2a {  // A: 16 bit, B: 8 bit
   }
 };
 // |a - b| of each part of 8 or 16 bits; kAdd: their sum and c, else the parts side by side.
-template <class A, class B, bool kAdd> struct AbsoluteDifferences {
+template <class A, class B, bool kAdd>
+struct AbsoluteDifferences {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
     static_assert(sizeof(A) == sizeof(B));
     constexpr int kBits = 8 * sizeof(A);
@@ -265,7 +282,8 @@ template <class A, class B, bool kAdd> struct AbsoluteDifferences {
     return d;
   }
 };
-template <class S, class U> Handler absolute_differences(bool signed_a, bool signed_b, bool add) {
+template <class S, class U>
+Handler absolute_differences(bool signed_a, bool signed_b, bool add) {
   using T = uint32_t;
   if (add) {
     if (signed_a)
@@ -298,24 +316,36 @@ struct Fns {
 
 Handler division_handler(Op op, Type type) {
   switch (type) {
-    case Type::kU16: return division<uint16_t>(op);
-    case Type::kS16: return division<int16_t>(op);
-    case Type::kU32: return division<uint32_t>(op);
-    case Type::kS32: return division<int32_t>(op);
-    case Type::kU64: return division<uint64_t>(op);
-    case Type::kS64: return division<int64_t>(op);
-    default: return nullptr;
+    case Type::kU16:
+      return division<uint16_t>(op);
+    case Type::kS16:
+      return division<int16_t>(op);
+    case Type::kU32:
+      return division<uint32_t>(op);
+    case Type::kS32:
+      return division<int32_t>(op);
+    case Type::kU64:
+      return division<uint64_t>(op);
+    case Type::kS64:
+      return division<int64_t>(op);
+    default:
+      return nullptr;
   }
 }
 
 Handler carry_handler(Op op, Type type, Mod mode, bool in, bool out) {
   const bool is_signed = ptx::is_signed_integer(type);
   switch (type) {
-    case Type::kB32: case Type::kU32: case Type::kS32:
+    case Type::kB32:
+    case Type::kU32:
+    case Type::kS32:
       return carry_flags<uint32_t>(op, mode, is_signed, in, out);
-    case Type::kB64: case Type::kU64: case Type::kS64:
+    case Type::kB64:
+    case Type::kU64:
+    case Type::kS64:
       return carry_flags<uint64_t>(op, mode, is_signed, in, out);
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 
@@ -346,18 +376,25 @@ Handler bits_handler(Op op, Type type, Mod mode, Mod mode2, Type type2) {
         case Type::kS64:
           return amount ? unary_slow<uint32_t, int64_t, Bfind<int64_t, true>>
                         : unary_slow<uint32_t, int64_t, Bfind<int64_t, false>>;
-        default: return nullptr;
+        default:
+          return nullptr;
       }
     }
     case Op::kBfe:
       switch (type) {
-        case Type::kU32: return ternary_slow<uint32_t, uint32_t, uint32_t, uint32_t, Bfe<uint32_t>>;
-        case Type::kS32: return ternary_slow<int32_t, int32_t, uint32_t, uint32_t, Bfe<int32_t>>;
-        case Type::kU64: return ternary_slow<uint64_t, uint64_t, uint32_t, uint32_t, Bfe<uint64_t>>;
-        case Type::kS64: return ternary_slow<int64_t, int64_t, uint32_t, uint32_t, Bfe<int64_t>>;
-        default: return nullptr;
+        case Type::kU32:
+          return ternary_slow<uint32_t, uint32_t, uint32_t, uint32_t, Bfe<uint32_t>>;
+        case Type::kS32:
+          return ternary_slow<int32_t, int32_t, uint32_t, uint32_t, Bfe<int32_t>>;
+        case Type::kU64:
+          return ternary_slow<uint64_t, uint64_t, uint32_t, uint32_t, Bfe<uint64_t>>;
+        case Type::kS64:
+          return ternary_slow<int64_t, int64_t, uint32_t, uint32_t, Bfe<int64_t>>;
+        default:
+          return nullptr;
       }
-    case Op::kBfi: return wide ? bfi<uint64_t> : bfi<uint32_t>;
+    case Op::kBfi:
+      return wide ? bfi<uint64_t> : bfi<uint32_t>;
     case Op::kBmsk:
       return mode == Mod::kClamp ? binary<uint32_t, uint32_t, uint32_t, Bmsk<true>>
                                  : binary<uint32_t, uint32_t, uint32_t, Bmsk<false>>;
@@ -377,18 +414,28 @@ Handler bits_handler(Op op, Type type, Mod mode, Mod mode2, Type type2) {
     case Op::kPrmt: {
       using T = uint32_t;
       switch (mode) {
-        case Mod::kUnknown: return ternary_slow<T, T, T, T, Prmt<Mod::kUnknown>>;
-        case Mod::kF4e: return ternary_slow<T, T, T, T, Prmt<Mod::kF4e>>;
-        case Mod::kB4e: return ternary_slow<T, T, T, T, Prmt<Mod::kB4e>>;
-        case Mod::kRc8: return ternary_slow<T, T, T, T, Prmt<Mod::kRc8>>;
-        case Mod::kEcl: return ternary_slow<T, T, T, T, Prmt<Mod::kEcl>>;
-        case Mod::kEcr: return ternary_slow<T, T, T, T, Prmt<Mod::kEcr>>;
-        case Mod::kRc16: return ternary_slow<T, T, T, T, Prmt<Mod::kRc16>>;
-        default: return nullptr;
+        case Mod::kUnknown:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kUnknown>>;
+        case Mod::kF4e:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kF4e>>;
+        case Mod::kB4e:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kB4e>>;
+        case Mod::kRc8:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kRc8>>;
+        case Mod::kEcl:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kEcl>>;
+        case Mod::kEcr:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kEcr>>;
+        case Mod::kRc16:
+          return ternary_slow<T, T, T, T, Prmt<Mod::kRc16>>;
+        default:
+          return nullptr;
       }
     }
-    case Op::kLop3: return lop3;
-    case Op::kFns: return ternary_slow<uint32_t, uint32_t, uint32_t, uint32_t, Fns>;
+    case Op::kLop3:
+      return lop3;
+    case Op::kFns:
+      return ternary_slow<uint32_t, uint32_t, uint32_t, uint32_t, Fns>;
     case Op::kDp4a: {
       using T = uint32_t;
       const bool sa = type == Type::kS32, sb = type2 == Type::kS32;
@@ -419,7 +466,8 @@ Handler bits_handler(Op op, Type type, Mod mode, Mod mode2, Type type2) {
       return high ? ternary<T, T, T, T, Dp2a<uint16_t, uint8_t, 1>>
                   : ternary<T, T, T, T, Dp2a<uint16_t, uint8_t, 0>>;
     }
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

@@ -5,18 +5,22 @@
 namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
-template <class T, bool kFtz> struct Div {
+template <class T, bool kFtz>
+struct Div {
   T operator()(T a, T b) const { return out<kFtz, false>(in<kFtz>(a) / in<kFtz>(b)); }
 };
-template <class T, bool kFtz> struct Rcp {
+template <class T, bool kFtz>
+struct Rcp {
   T operator()(T a) const { return out<kFtz, false>(T(1) / in<kFtz>(a)); }
 };
 inline float root(float x) { return __builtin_sqrtf(x); }
 inline double root(double x) { return __builtin_sqrt(x); }
-template <class T, bool kFtz> struct Sqrt {
+template <class T, bool kFtz>
+struct Sqrt {
   T operator()(T a) const { return out<kFtz, false>(root(in<kFtz>(a))); }
 };
-template <bool kFtz> struct Rsqrt {
+template <bool kFtz>
+struct Rsqrt {
   float operator()(float a) const {
     return out<kFtz, false>(float(1.0 / __builtin_sqrt(double(in<kFtz>(a)))));
   }
@@ -64,7 +68,8 @@ inline double exp2_core(double x) {
   const int64_t k = bits_as<int64_t>(shifted) << 52;  // the integer, from the low bits
   return bits_as<double>(bits_as<int64_t>(p) + k);
 }
-template <bool kFtz> struct Ex2 {
+template <bool kFtz>
+struct Ex2 {
   float operator()(float a) const {
     const double x = in<kFtz>(a);
     double c = x < 200.0 ? x : 200.0;
@@ -93,13 +98,14 @@ inline double log2_core(double x) {
   p = p * z + 2.0;
   return double(e) + s * p * 1.4426950408889634;
 }
-template <bool kFtz> struct Lg2 {
+template <bool kFtz>
+struct Lg2 {
   float operator()(float a) const {
     const float x = in<kFtz>(a);
     const float inf = std::numeric_limits<float>::infinity();
     const bool ordinary = x > 0.0f && x < inf;
     const float r = float(log2_core(double(ordinary ? x : 1.0f)));
-    const float zero = x == 0.0f ? -inf : x;                     // +inf and NaN stay
+    const float zero = x == 0.0f ? -inf : x;  // +inf and NaN stay
     const float special = x < 0.0f ? bits_as<float>(uint32_t{0x7fffffff}) : zero;
     return out<kFtz, false>(ordinary ? r : special);
   }
@@ -130,7 +136,8 @@ inline double circular(double x) {
   const double v = (quadrant & 1) ? c : s;
   return (quadrant & 2) ? -v : v;
 }
-template <bool kFtz, bool kCos> struct Circular {
+template <bool kFtz, bool kCos>
+struct Circular {
   float operator()(float a) const {
     const float x = in<kFtz>(a);
     const float inf = std::numeric_limits<float>::infinity();
@@ -157,25 +164,38 @@ struct Tanh {
 template <class T, bool kFtz>
 Handler exact(Op op, Round round) {
   switch (op) {
-    case Op::kDiv: return with_rounding<binary<T, T, T, Div<T, kFtz>>>(round);
-    case Op::kRcp: return with_rounding<unary<T, T, Rcp<T, kFtz>>>(round);
-    case Op::kSqrt: return with_rounding<unary<T, T, Sqrt<T, kFtz>>>(round);
-    default: return nullptr;
+    case Op::kDiv:
+      return with_rounding<binary<T, T, T, Div<T, kFtz>>>(round);
+    case Op::kRcp:
+      return with_rounding<unary<T, T, Rcp<T, kFtz>>>(round);
+    case Op::kSqrt:
+      return with_rounding<unary<T, T, Sqrt<T, kFtz>>>(round);
+    default:
+      return nullptr;
   }
 }
 
 template <bool kFtz>
 Handler approximate(Op op) {
   switch (op) {
-    case Op::kDiv: return binary<float, float, float, Div<float, kFtz>>;
-    case Op::kRcp: return unary<float, float, Rcp<float, kFtz>>;
-    case Op::kSqrt: return unary<float, float, Sqrt<float, kFtz>>;
-    case Op::kRsqrt: return unary<float, float, Rsqrt<kFtz>>;
-    case Op::kEx2: return unary<float, float, Ex2<kFtz>>;
-    case Op::kLg2: return unary<float, float, Lg2<kFtz>>;
-    case Op::kSin: return unary<float, float, Circular<kFtz, false>>;
-    case Op::kCos: return unary<float, float, Circular<kFtz, true>>;
-    default: return nullptr;
+    case Op::kDiv:
+      return binary<float, float, float, Div<float, kFtz>>;
+    case Op::kRcp:
+      return unary<float, float, Rcp<float, kFtz>>;
+    case Op::kSqrt:
+      return unary<float, float, Sqrt<float, kFtz>>;
+    case Op::kRsqrt:
+      return unary<float, float, Rsqrt<kFtz>>;
+    case Op::kEx2:
+      return unary<float, float, Ex2<kFtz>>;
+    case Op::kLg2:
+      return unary<float, float, Lg2<kFtz>>;
+    case Op::kSin:
+      return unary<float, float, Circular<kFtz, false>>;
+    case Op::kCos:
+      return unary<float, float, Circular<kFtz, true>>;
+    default:
+      return nullptr;
   }
 }
 

@@ -4,12 +4,16 @@
 namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
-struct Wide { uint64_t lo, hi; };
+struct Wide {
+  uint64_t lo, hi;
+};
 
 template <class R, class T>
 inline R widened(T v) {
-  if constexpr (std::is_same_v<T, Wide>) return v;
-  else return R(v);
+  if constexpr (std::is_same_v<T, Wide>)
+    return v;
+  else
+    return R(v);
 }
 
 // Element at `skip` bytes of each lane's piece of `stride` bytes.
@@ -20,7 +24,8 @@ __attribute__((noinline)) void load_rows(Warp& w, const Resolved& x, uint32_t d,
   for (int h = 0; h < 2; ++h) {
     R* to = rows + 16 * h;
     switch (x.pattern[h]) {
-      case Pattern::kNone: break;
+      case Pattern::kNone:
+        break;
       case Pattern::kUniform: {
         const R v = widened<R>(*reinterpret_cast<const T*>(x.base[h] + skip));
         for (int l = 0; l < 16; ++l) to[l] = v;
@@ -54,7 +59,8 @@ __attribute__((noinline)) void store_rows(Warp& w, const Resolved& x, uint32_t a
   for (int h = 0; h < 2; ++h) {
     const R* from = rows + 16 * h;
     switch (x.pattern[h]) {
-      case Pattern::kNone: break;
+      case Pattern::kNone:
+        break;
       case Pattern::kUniform:  // one of the lanes wins
         *reinterpret_cast<T*>(x.base[h] + skip) = widened<T>(from[15]);
         break;
@@ -183,22 +189,34 @@ Handler load_form(bool vector, bool polls) {
 template <class T, class R>
 Handler load_access(Access access, bool vector, bool polls) {
   switch (access) {
-    case Access::kGlobal: return load_form<T, R, Kind::kGlobal, uint64_t>(vector, polls);
-    case Access::kShared32: return load_form<T, R, Kind::kShared, uint32_t>(vector, polls);
-    case Access::kShared64: return load_form<T, R, Kind::kShared, uint64_t>(vector, polls);
-    case Access::kLocal: return load_form<T, R, Kind::kLocal, uint64_t>(vector, false);
-    case Access::kParam: return load_form<T, R, Kind::kParam, uint64_t>(vector, false);
-    case Access::kGeneric: return load_form<T, R, Kind::kGeneric, uint64_t>(vector, polls);
+    case Access::kGlobal:
+      return load_form<T, R, Kind::kGlobal, uint64_t>(vector, polls);
+    case Access::kShared32:
+      return load_form<T, R, Kind::kShared, uint32_t>(vector, polls);
+    case Access::kShared64:
+      return load_form<T, R, Kind::kShared, uint64_t>(vector, polls);
+    case Access::kLocal:
+      return load_form<T, R, Kind::kLocal, uint64_t>(vector, false);
+    case Access::kParam:
+      return load_form<T, R, Kind::kParam, uint64_t>(vector, false);
+    case Access::kGeneric:
+      return load_form<T, R, Kind::kGeneric, uint64_t>(vector, polls);
   }
   return nullptr;
 }
 template <class T>
 Handler load_width(Access access, uint32_t width, bool vector, bool polls) {
   switch (width) {
-    case 2: if constexpr (sizeof(T) <= 2) return load_access<T, uint16_t>(access, vector, polls); return nullptr;
-    case 4: if constexpr (sizeof(T) <= 4) return load_access<T, uint32_t>(access, vector, polls); return nullptr;
-    case 8: return load_access<T, uint64_t>(access, vector, polls);
-    default: return nullptr;
+    case 2:
+      if constexpr (sizeof(T) <= 2) return load_access<T, uint16_t>(access, vector, polls);
+      return nullptr;
+    case 4:
+      if constexpr (sizeof(T) <= 4) return load_access<T, uint32_t>(access, vector, polls);
+      return nullptr;
+    case 8:
+      return load_access<T, uint64_t>(access, vector, polls);
+    default:
+      return nullptr;
   }
 }
 template <class T, class R, Kind kKind, class A>
@@ -208,22 +226,34 @@ Handler store_form(bool vector) {
 template <class T, class R>
 Handler store_access(Access access, bool vector) {
   switch (access) {
-    case Access::kGlobal: return store_form<T, R, Kind::kGlobal, uint64_t>(vector);
-    case Access::kShared32: return store_form<T, R, Kind::kShared, uint32_t>(vector);
-    case Access::kShared64: return store_form<T, R, Kind::kShared, uint64_t>(vector);
-    case Access::kLocal: return store_form<T, R, Kind::kLocal, uint64_t>(vector);
-    case Access::kGeneric: return store_form<T, R, Kind::kGeneric, uint64_t>(vector);
-    case Access::kParam: return nullptr;
+    case Access::kGlobal:
+      return store_form<T, R, Kind::kGlobal, uint64_t>(vector);
+    case Access::kShared32:
+      return store_form<T, R, Kind::kShared, uint32_t>(vector);
+    case Access::kShared64:
+      return store_form<T, R, Kind::kShared, uint64_t>(vector);
+    case Access::kLocal:
+      return store_form<T, R, Kind::kLocal, uint64_t>(vector);
+    case Access::kGeneric:
+      return store_form<T, R, Kind::kGeneric, uint64_t>(vector);
+    case Access::kParam:
+      return nullptr;
   }
   return nullptr;
 }
 template <class T>
 Handler store_width(Access access, uint32_t width, bool vector) {
   switch (width) {
-    case 2: if constexpr (sizeof(T) <= 2) return store_access<T, uint16_t>(access, vector); return nullptr;
-    case 4: if constexpr (sizeof(T) <= 4) return store_access<T, uint32_t>(access, vector); return nullptr;
-    case 8: return store_access<T, uint64_t>(access, vector);
-    default: return nullptr;
+    case 2:
+      if constexpr (sizeof(T) <= 2) return store_access<T, uint16_t>(access, vector);
+      return nullptr;
+    case 4:
+      if constexpr (sizeof(T) <= 4) return store_access<T, uint32_t>(access, vector);
+      return nullptr;
+    case 8:
+      return store_access<T, uint64_t>(access, vector);
+    default:
+      return nullptr;
   }
 }
 
@@ -243,20 +273,29 @@ Handler load_handler(Access access, Type type, uint32_t width, bool vector, bool
     case 4:
       return is_signed ? load_width<int32_t>(access, width, vector, polls)
                        : load_width<uint32_t>(access, width, vector, polls);
-    case 8: return width == 8 ? load_width<uint64_t>(access, width, vector, polls) : nullptr;
-    case 16: return width == 16 ? load_access<Wide, Wide>(access, vector, polls) : nullptr;
-    default: return nullptr;
+    case 8:
+      return width == 8 ? load_width<uint64_t>(access, width, vector, polls) : nullptr;
+    case 16:
+      return width == 16 ? load_access<Wide, Wide>(access, vector, polls) : nullptr;
+    default:
+      return nullptr;
   }
 }
 #else
 Handler store_handler(Access access, Type type, uint32_t width, bool vector) {
   switch (ptx::bytes_of(type)) {
-    case 1: return store_width<uint8_t>(access, width, vector);
-    case 2: return store_width<uint16_t>(access, width, vector);
-    case 4: return store_width<uint32_t>(access, width, vector);
-    case 8: return width == 8 ? store_width<uint64_t>(access, width, vector) : nullptr;
-    case 16: return width == 16 ? store_access<Wide, Wide>(access, vector) : nullptr;
-    default: return nullptr;
+    case 1:
+      return store_width<uint8_t>(access, width, vector);
+    case 2:
+      return store_width<uint16_t>(access, width, vector);
+    case 4:
+      return store_width<uint32_t>(access, width, vector);
+    case 8:
+      return width == 8 ? store_width<uint64_t>(access, width, vector) : nullptr;
+    case 16:
+      return width == 16 ? store_access<Wide, Wide>(access, vector) : nullptr;
+    default:
+      return nullptr;
   }
 }
 #endif

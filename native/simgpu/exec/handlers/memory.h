@@ -16,9 +16,12 @@ struct Resolved {
   uint8_t* of(int lane, uint32_t bytes) const {
     const int h = lane >> 4;
     switch (pattern[h]) {
-      case Pattern::kUniform: return base[h];
-      case Pattern::kContiguous: return base[h] + uint64_t(lane & 15) * bytes;
-      default: return host[lane];
+      case Pattern::kUniform:
+        return base[h];
+      case Pattern::kContiguous:
+        return base[h] + uint64_t(lane & 15) * bytes;
+      default:
+        return host[lane];
     }
   }
 };

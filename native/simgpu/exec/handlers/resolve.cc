@@ -84,8 +84,8 @@ bool resolve(Warp& w, Ins i, uint32_t bytes, bool store, Resolved& out) {
   return true;
 }
 
-#define GPUPOOL_RESOLVE(kind, address)                                                            \
-  template bool resolve_half<kind, address>(Warp&, Ins, int, uint32_t, bool, uint8_t**);          \
+#define GPUPOOL_RESOLVE(kind, address)                                                   \
+  template bool resolve_half<kind, address>(Warp&, Ins, int, uint32_t, bool, uint8_t**); \
   template bool resolve<kind, address>(Warp&, Ins, uint32_t, bool, Resolved&);
 GPUPOOL_RESOLVE(Kind::kGlobal, uint64_t)
 GPUPOOL_RESOLVE(Kind::kShared, uint32_t)

@@ -94,15 +94,15 @@ inline uint32_t bits_of(const int32_t* p) {
 #ifdef __AVX2__
   uint32_t bits = 0;
   for (int q = 0; q < 4; ++q)
-    bits |= static_cast<uint32_t>(_mm256_movemask_ps(_mm256_load_ps(
-                reinterpret_cast<const float*>(p + 8 * q))))
+    bits |= static_cast<uint32_t>(
+                _mm256_movemask_ps(_mm256_load_ps(reinterpret_cast<const float*>(p + 8 * q))))
             << (8 * q);
   return bits;
 #else
   uint32_t bits = 0;
   for (int q = 0; q < 8; ++q)
-    bits |= static_cast<uint32_t>(_mm_movemask_ps(_mm_load_ps(
-                reinterpret_cast<const float*>(p + 4 * q))))
+    bits |= static_cast<uint32_t>(
+                _mm_movemask_ps(_mm_load_ps(reinterpret_cast<const float*>(p + 4 * q))))
             << (4 * q);
   return bits;
 #endif
@@ -149,9 +149,7 @@ inline To bits_as(From v) {
 }
 
 // ---- f32 and f64 rules ----
-inline float canonical(float r) {
-  return r != r ? bits_as<float>(uint32_t{0x7fffffff}) : r;
-}
+inline float canonical(float r) { return r != r ? bits_as<float>(uint32_t{0x7fffffff}) : r; }
 inline double canonical(double r) { return r; }
 inline float flush(float x) {
   const uint32_t u = bits_as<uint32_t>(x);
@@ -195,10 +193,14 @@ Ins rounded(Warp& w, Ins i) {
 template <Handler kHandler>
 inline Handler with_rounding(Round round) {
   switch (round) {
-    case Round::kNearest: return kHandler;
-    case Round::kZero: return rounded<kHandler, _MM_ROUND_TOWARD_ZERO>;
-    case Round::kDown: return rounded<kHandler, _MM_ROUND_DOWN>;
-    case Round::kUp: return rounded<kHandler, _MM_ROUND_UP>;
+    case Round::kNearest:
+      return kHandler;
+    case Round::kZero:
+      return rounded<kHandler, _MM_ROUND_TOWARD_ZERO>;
+    case Round::kDown:
+      return rounded<kHandler, _MM_ROUND_DOWN>;
+    case Round::kUp:
+      return rounded<kHandler, _MM_ROUND_UP>;
   }
   return nullptr;
 }

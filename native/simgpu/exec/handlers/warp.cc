@@ -157,18 +157,26 @@ Ins redux(Warp& w, Ins i) {
 template <class T>
 Handler redux_form(Mod op) {
   switch (op) {
-    case Mod::kAdd: return redux<T, Mod::kAdd>;
-    case Mod::kMin: return redux<T, Mod::kMin>;
-    case Mod::kMax: return redux<T, Mod::kMax>;
-    default: return nullptr;
+    case Mod::kAdd:
+      return redux<T, Mod::kAdd>;
+    case Mod::kMin:
+      return redux<T, Mod::kMin>;
+    case Mod::kMax:
+      return redux<T, Mod::kMax>;
+    default:
+      return nullptr;
   }
 }
 Handler redux_bits(Mod op) {
   switch (op) {
-    case Mod::kAnd: return redux<uint32_t, Mod::kAnd>;
-    case Mod::kOr: return redux<uint32_t, Mod::kOr>;
-    case Mod::kXor: return redux<uint32_t, Mod::kXor>;
-    default: return nullptr;
+    case Mod::kAnd:
+      return redux<uint32_t, Mod::kAnd>;
+    case Mod::kOr:
+      return redux<uint32_t, Mod::kOr>;
+    case Mod::kXor:
+      return redux<uint32_t, Mod::kXor>;
+    default:
+      return nullptr;
   }
 }
 
@@ -182,21 +190,31 @@ Ins activemask(Warp& w, Ins i) {
 template <bool kSync>
 Handler shuffle_form(Mod mode) {
   switch (mode) {
-    case Mod::kUp: return shfl<Shuffle::kUp, kSync>;
-    case Mod::kDown: return shfl<Shuffle::kDown, kSync>;
-    case Mod::kBfly: return shfl<Shuffle::kBfly, kSync>;
-    case Mod::kIdx: return shfl<Shuffle::kIdx, kSync>;
-    default: return nullptr;
+    case Mod::kUp:
+      return shfl<Shuffle::kUp, kSync>;
+    case Mod::kDown:
+      return shfl<Shuffle::kDown, kSync>;
+    case Mod::kBfly:
+      return shfl<Shuffle::kBfly, kSync>;
+    case Mod::kIdx:
+      return shfl<Shuffle::kIdx, kSync>;
+    default:
+      return nullptr;
   }
 }
 template <bool kSync>
 Handler vote_form(Mod mode) {
   switch (mode) {
-    case Mod::kAll: return vote<Mod::kAll, kSync>;
-    case Mod::kAny: return vote<Mod::kAny, kSync>;
-    case Mod::kUni: return vote<Mod::kUni, kSync>;
-    case Mod::kBallot: return vote<Mod::kBallot, kSync>;
-    default: return nullptr;
+    case Mod::kAll:
+      return vote<Mod::kAll, kSync>;
+    case Mod::kAny:
+      return vote<Mod::kAny, kSync>;
+    case Mod::kUni:
+      return vote<Mod::kUni, kSync>;
+    case Mod::kBallot:
+      return vote<Mod::kBallot, kSync>;
+    default:
+      return nullptr;
   }
 }
 
@@ -205,19 +223,25 @@ Handler vote_form(Mod mode) {
 // Type::kNone: the old forms without .sync.
 Handler warp_handler(Op op, Mod mode, Type type) {
   switch (op) {
-    case Op::kShfl: return type == Type::kNone ? shuffle_form<false>(mode) : shuffle_form<true>(mode);
-    case Op::kVote: return type == Type::kNone ? vote_form<false>(mode) : vote_form<true>(mode);
+    case Op::kShfl:
+      return type == Type::kNone ? shuffle_form<false>(mode) : shuffle_form<true>(mode);
+    case Op::kVote:
+      return type == Type::kNone ? vote_form<false>(mode) : vote_form<true>(mode);
     case Op::kMatch:
-      if (type == Type::kB32) return mode == Mod::kAll ? match<uint32_t, true> : match<uint32_t, false>;
-      if (type == Type::kB64) return mode == Mod::kAll ? match<uint64_t, true> : match<uint64_t, false>;
+      if (type == Type::kB32)
+        return mode == Mod::kAll ? match<uint32_t, true> : match<uint32_t, false>;
+      if (type == Type::kB64)
+        return mode == Mod::kAll ? match<uint64_t, true> : match<uint64_t, false>;
       return nullptr;
     case Op::kRedux:
       if (type == Type::kU32) return redux_form<uint32_t>(mode);
       if (type == Type::kS32) return redux_form<int32_t>(mode);
       if (type == Type::kB32) return redux_bits(mode);
       return nullptr;
-    case Op::kActivemask: return activemask;
-    default: return nullptr;
+    case Op::kActivemask:
+      return activemask;
+    default:
+      return nullptr;
   }
 }
 

@@ -22,7 +22,8 @@ extern "C" __global__ void matmul_tiled(const float* a, const float* b, float* c
 }
 
 extern "C" __global__ void matmul_naive(const float* a, const float* b, float* c, int n) {
-  const int column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y * blockDim.y + threadIdx.y;
+  const int column = blockIdx.x * blockDim.x + threadIdx.x,
+            row = blockIdx.y * blockDim.y + threadIdx.y;
   float sum = 0;
   for (int k = 0; k < n; ++k) sum += a[row * n + k] * b[k * n + column];
   c[row * n + column] = sum;
@@ -31,7 +32,8 @@ extern "C" __global__ void matmul_naive(const float* a, const float* b, float* c
 extern "C" __global__ void reduce_shuffle(const int* in, int* out, int n) {
   __shared__ int partial[32];
   int sum = 0;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += in[i];
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    sum += in[i];
   for (int d = 16; d > 0; d >>= 1) sum += __shfl_down_sync(0xffffffffu, sum, d);
   if ((threadIdx.x & 31) == 0) partial[threadIdx.x >> 5] = sum;
   __syncthreads();

@@ -36,7 +36,8 @@ extern "C" __global__ void virtual_calls(float* out) {
 }
 
 extern "C" __global__ void print(int n) {
-  if (threadIdx.x < n) printf("thread %d of %s: %.3f %lld\n", threadIdx.x, "block", threadIdx.x * 0.5, -5ll);
+  if (threadIdx.x < n)
+    printf("thread %d of %s: %.3f %lld\n", threadIdx.x, "block", threadIdx.x * 0.5, -5ll);
 }
 
 __device__ int lock_word;
@@ -89,12 +90,23 @@ extern "C" __global__ void divergent_loops(int* out) {
     ++steps;
   }
   switch (i % 7) {
-    case 0: steps += 10; break;
-    case 1: steps *= 2; break;
-    case 2: steps -= 3; break;
-    case 3: steps ^= 5; break;
-    case 5: steps = -steps; break;
-    default: break;
+    case 0:
+      steps += 10;
+      break;
+    case 1:
+      steps *= 2;
+      break;
+    case 2:
+      steps -= 3;
+      break;
+    case 3:
+      steps ^= 5;
+      break;
+    case 5:
+      steps = -steps;
+      break;
+    default:
+      break;
   }
   out[i] = steps;
 }
@@ -110,7 +122,9 @@ extern "C" __global__ void local_array(int* out, int n) {
 struct Big {
   int v[20];
 };
-extern "C" __global__ void big_parameter(Big b, int* out) { out[threadIdx.x] = b.v[threadIdx.x % 20]; }
+extern "C" __global__ void big_parameter(Big b, int* out) {
+  out[threadIdx.x] = b.v[threadIdx.x % 20];
+}
 
 __device__ __noinline__ Big make_big(Big b, int x) {
   for (int k = 0; k < 20; ++k) b.v[k] += x;
@@ -131,8 +145,10 @@ extern "C" __global__ void votes(unsigned* out) {
   out[t * 8 + 3] = __match_any_sync(0xffffffffu, t % 3);
   out[t * 8 + 4] = __shfl_up_sync(0xffffffffu, t, 3, 8);
   out[t * 8 + 5] = __shfl_sync(0xffffffffu, t, 5, 16);
-  if (t & 1) out[t * 8 + 6] = __activemask();
-  else out[t * 8 + 6] = 0;
+  if (t & 1)
+    out[t * 8 + 6] = __activemask();
+  else
+    out[t * 8 + 6] = 0;
   out[t * 8 + 7] = __syncthreads_count(t % 5 == 0);
 }
 
@@ -144,7 +160,9 @@ extern "C" __global__ void early_exit(int* out) {
 
 extern "C" __global__ void out_of_bounds(int* out, int where) { out[where + threadIdx.x] = 1; }
 extern "C" __global__ void misaligned(char* out) { *(int*)(out + 4 * threadIdx.x + 1) = 1; }
-extern "C" __global__ void trapping() { if (threadIdx.x == 5) __trap(); }
+extern "C" __global__ void trapping() {
+  if (threadIdx.x == 5) __trap();
+}
 extern "C" __global__ void wait_for_flag(volatile int* flag, int* out) {
   if (blockIdx.x == 0) {
     while (*flag == 0) {
