@@ -61,7 +61,13 @@ def main() -> int:
     parser.add_argument("--fix", action="store_true", help="format the files instead")
     fix = parser.parse_args().fix
     cxx = tracked(
-        "native/*.cc", "native/*.h", "tests/*.cc", "tests/*.h", "tests/*.cu", "tests/*.cpp"
+        "native/*.cc",
+        "native/*.h",
+        "tests/*.cc",
+        "tests/*.h",
+        "tests/*.cu",
+        "tests/*.c",
+        "tests/*.cpp",
     )
     checks: list[tuple[str, list[str]]] = [
         ("ruff", ["ruff", "check", *(["--fix"] if fix else []), "."]),

@@ -11,13 +11,24 @@
 
 namespace gpupool::bench {
 
-#define BENCH_FUNCTIONS(X)                                                                         \
-  X(cuInit)                                                                                        \
-  X(cuDeviceGet)                                                                                   \
-  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuCtxSetCurrent)                   \
-      X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)             \
-          X(cuLaunchKernel) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) \
-              X(cuMemGetInfo_v2)
+// clang-format off
+#define BENCH_FUNCTIONS(X) \
+  X(cuInit) \
+  X(cuDeviceGet) \
+  X(cuDevicePrimaryCtxRetain) \
+  X(cuDevicePrimaryCtxRelease_v2) \
+  X(cuCtxSetCurrent) \
+  X(cuCtxSynchronize) \
+  X(cuModuleLoadData) \
+  X(cuModuleUnload) \
+  X(cuModuleGetFunction) \
+  X(cuLaunchKernel) \
+  X(cuMemAlloc_v2) \
+  X(cuMemFree_v2) \
+  X(cuMemcpyHtoD_v2) \
+  X(cuMemcpyDtoH_v2) \
+  X(cuMemGetInfo_v2)
+// clang-format on
 
 struct Driver {
 #define BENCH_MEMBER(name) decltype(&::name) name = nullptr;

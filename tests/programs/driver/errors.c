@@ -15,7 +15,8 @@ static void row(const char* what, CUresult got, CUresult expected) {
 }
 
 static const char bad_syntax_ptx[] =
-    ".version 6.5\n.target sm_75\n.address_size 64\n.visible .entry broken()\n{\n  mov.u32 %r1;\n}\n";
+    ".version 6.5\n.target sm_75\n.address_size 64\n.visible .entry broken()\n{\n  mov.u32 "
+    "%r1;\n}\n";
 static const char future_ptx[] =
     ".version 99.0\n.target sm_75\n.address_size 64\n.visible .entry later()\n{\n  ret;\n}\n";
 static const char big_shared_ptx[] =
@@ -75,8 +76,8 @@ static void modules(const Session* session) {
   row("cuModuleLoadData(NULL)", cuModuleLoadData(&module, NULL), CUDA_ERROR_INVALID_VALUE);
   row("cuModuleGetFunction of a missing name",
       cuModuleGetFunction(&function, session->module, "missing"), CUDA_ERROR_NOT_FOUND);
-  row("cuModuleGetFunction of a variable",
-      cuModuleGetFunction(&function, session->module, "scale"), CUDA_ERROR_NOT_FOUND);
+  row("cuModuleGetFunction of a variable", cuModuleGetFunction(&function, session->module, "scale"),
+      CUDA_ERROR_NOT_FOUND);
   row("cuModuleGetFunction(NULL name)", cuModuleGetFunction(&function, session->module, NULL),
       CUDA_ERROR_INVALID_VALUE);
   row("cuModuleGetGlobal of a missing name",
@@ -211,8 +212,8 @@ int main(int argc, char** argv) {
     CUfunction function;
     CHECK(cuModuleLoadData(&module, kernels_ptx));
     CHECK(cuModuleUnload(module));
-    row("cuModuleGetFunction of an unloaded module",
-        cuModuleGetFunction(&function, module, "fill"), CUDA_ERROR_INVALID_HANDLE);
+    row("cuModuleGetFunction of an unloaded module", cuModuleGetFunction(&function, module, "fill"),
+        CUDA_ERROR_INVALID_HANDLE);
     row("cuModuleUnload twice", cuModuleUnload(module), CUDA_ERROR_INVALID_HANDLE);
   }
 

@@ -1,14 +1,14 @@
-/* Works until something fails or the number of rounds (argument, 0: for ever) is reached: each round
-   fills, synchronises and checks. Prints "ready" after the first round and, at a CUDA error, what
-   failed and that it stays so: "error CODE, again CODE". Exit status 9 then. */
+/* Works until something fails or the number of rounds (argument, 0: for ever) is reached: each
+   round fills, synchronises and checks. Prints "ready" after the first round and, at a CUDA error,
+   what failed and that it stays so: "error CODE, again CODE". Exit status 9 then. */
 #include <time.h>
 
 #include "common.h"
 
-#define TRY(call)                                                    \
-  do {                                                               \
-    CUresult status_ = (call);                                       \
-    if (status_ != CUDA_SUCCESS) return report(#call, status_);      \
+#define TRY(call)                                               \
+  do {                                                          \
+    CUresult status_ = (call);                                  \
+    if (status_ != CUDA_SUCCESS) return report(#call, status_); \
   } while (0)
 
 static int report(const char* call, CUresult status) {

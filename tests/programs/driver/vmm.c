@@ -15,8 +15,7 @@ int main(void) {
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = session.device;
-  CHECK(cuMemGetAllocationGranularity(&granularity, &properties,
-                                      CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  CHECK(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   EXPECT(granularity > 0 && (granularity & (granularity - 1)) == 0);
   CHECK(cuMemAddressReserve(&first, granularity, 0, 0, 0));
   CHECK(cuMemAddressReserve(&second, granularity, 0, 0, 0));

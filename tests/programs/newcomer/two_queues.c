@@ -1,7 +1,7 @@
 /* The driver API from two threads, each with two streams: random walks with a 64-bit generator, in
- * several launches that continue each other, alternately on the one and the other stream, ordered by
- * events; results copied asynchronously into page-locked memory. Both threads share one module, and
- * add to one of its variables. The PTX is written by hand and compiled with JIT options. */
+ * several launches that continue each other, alternately on the one and the other stream, ordered
+ * by events; results copied asynchronously into page-locked memory. Both threads share one module,
+ * and add to one of its variables. The PTX is written by hand and compiled with JIT options. */
 #include <cuda.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -11,15 +11,15 @@
 
 enum { kThreads = 2, kWalkers = 640, kRounds = 6, kSteps = 50, kBlock = 96 };
 
-#define CUDA(call)                                                                   \
-  do {                                                                               \
-    CUresult status_ = (call);                                                       \
-    if (status_ != CUDA_SUCCESS) {                                                   \
-      const char *name_ = "?";                                                       \
-      cuGetErrorName(status_, &name_);                                               \
+#define CUDA(call)                                                                    \
+  do {                                                                                \
+    CUresult status_ = (call);                                                        \
+    if (status_ != CUDA_SUCCESS) {                                                    \
+      const char *name_ = "?";                                                        \
+      cuGetErrorName(status_, &name_);                                                \
       printf("%s:%d: %s: %s (%d)\n", __FILE__, __LINE__, #call, name_, (int)status_); \
-      exit(1);                                                                       \
-    }                                                                                \
+      exit(1);                                                                        \
+    }                                                                                 \
   } while (0)
 
 #define EXPECT(condition)                                            \

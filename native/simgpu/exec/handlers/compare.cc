@@ -59,20 +59,33 @@ Handler float_compare(Mod c) {
 #define GPUPOOL_CASE(name) \
   case Mod::name:          \
     return binary<int32_t, T, T, Setp<T, Mod::name, kFtz>>;
+    // clang-format off
     GPUPOOL_CASE(kEq)
-    GPUPOOL_CASE(kNe) GPUPOOL_CASE(kLt) GPUPOOL_CASE(kLe) GPUPOOL_CASE(kGt) GPUPOOL_CASE(kGe)
-        GPUPOOL_CASE(kEqu) GPUPOOL_CASE(kNeu) GPUPOOL_CASE(kLtu) GPUPOOL_CASE(kLeu)
-            GPUPOOL_CASE(kGtu) GPUPOOL_CASE(kGeu) GPUPOOL_CASE(kNum)
-                GPUPOOL_CASE(kCompareNan) default : return nullptr;
+    GPUPOOL_CASE(kNe)
+    GPUPOOL_CASE(kLt)
+    GPUPOOL_CASE(kLe)
+    GPUPOOL_CASE(kGt)
+    GPUPOOL_CASE(kGe)
+    GPUPOOL_CASE(kEqu)
+    GPUPOOL_CASE(kNeu)
+    GPUPOOL_CASE(kLtu)
+    GPUPOOL_CASE(kLeu)
+    GPUPOOL_CASE(kGtu)
+    GPUPOOL_CASE(kGeu)
+    GPUPOOL_CASE(kNum)
+    GPUPOOL_CASE(kCompareNan)
+    // clang-format on
+    default:
+      return nullptr;
   }
 }
 template <class T>
 Handler integer_compare(Mod c, bool is_unsigned) {
   constexpr bool kFtz = false;
   switch (c) {
-  GPUPOOL_CASE(kEq)
-  GPUPOOL_CASE(kNe) GPUPOOL_CASE(kLt) GPUPOOL_CASE(kLe) GPUPOOL_CASE(kGt)
-      GPUPOOL_CASE(kGe) case Mod::kLo:
+    GPUPOOL_CASE(kEq)
+    GPUPOOL_CASE(kNe)
+  GPUPOOL_CASE(kLt) GPUPOOL_CASE(kLe) GPUPOOL_CASE(kGt) GPUPOOL_CASE(kGe) case Mod::kLo:
     return is_unsigned ? integer_compare<T>(Mod::kLt, true) : nullptr;
   case Mod::kLs:
     return is_unsigned ? integer_compare<T>(Mod::kLe, true) : nullptr;
