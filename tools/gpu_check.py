@@ -40,7 +40,7 @@ from tests.programs.catalog import (  # noqa: E402
     TORCH,
     Program,
 )
-from tests.programs.toolchain import HERE, Compiler, ToolchainError  # noqa: E402
+from tests.programs.toolchain import Compiler, ToolchainError  # noqa: E402
 
 WORK = REPOSITORY / "build" / "gpu-check"
 
@@ -289,7 +289,7 @@ def command_of(program: Program, compiler: Compiler, native: Path) -> list[str]:
     if program.kind == "python":
         for python in interpreters():
             if has_modules(python, program.needs):
-                return [python, str(HERE / "python" / f"{program.name}.py"), *program.arguments]
+                return [python, str(program.source), *program.arguments]
         raise CheckError(f"not installed: {', '.join(program.needs)}")
     try:
         return program.command(compiler)
@@ -318,7 +318,7 @@ def build_without_toolkit(program: Program, native: Path) -> str:
             "-O1",
             "-pthread",
             f"-I{include}",
-            str(HERE / "driver" / f"{program.name}.c"),
+            str(program.source),
             "-o",
             str(out),
             f"-L{native / 'client'}",

@@ -10,6 +10,7 @@ import pytest
 from tests.functional.pool import Pool
 from tests.programs.catalog import (
     DRIVER_PROGRAMS,
+    HOST_FUNCTIONS,
     PYCUDA,
     PYTHON_PROGRAMS,
     RUNTIME_PROGRAMS,
@@ -36,6 +37,17 @@ def run_both_ways(pool: Pool, program: Program, command: list[str]) -> None:
 @pytest.mark.parametrize("program", RUNTIME_PROGRAMS, ids=lambda p: p.name)
 def test_static_cudart_13(shared_pool: Pool, compiler: Compiler, program: Program) -> None:
     run_both_ways(shared_pool, program, program.command(compiler, "static13"))
+
+
+def test_host_functions(shared_pool: Pool, compiler: Compiler) -> None:
+    """Right on the simulated GPU itself; through a slice refused at the call."""
+    command = HOST_FUNCTIONS.command(compiler)
+    direct = shared_pool.direct(command)
+    assert HOST_FUNCTIONS.problem(direct.returncode, direct.stdout) is None, direct.stdout
+    remote = shared_pool.run("main", command)
+    assert remote.returncode == 1
+    assert "cudaLaunchHostFunc" in remote.stdout
+    assert "cudaErrorCallRequiresNewerDriver" in remote.stdout
 
 
 # The runtimes differ in how they start, load images and launch: some programs show that.

@@ -28,15 +28,21 @@ class Program:
     needs: tuple[str, ...] = ()  # modules of a Python program
     faults: bool = False  # makes a fault on purpose, which ends its context
     environment: dict[str, str] = field(default_factory=dict)
+    folder: str | None = None  # None: named after the kind
+
+    @property
+    def source(self) -> Path:
+        suffix = {"cuda": "cu", "driver": "c", "python": "py"}[self.kind]
+        return HERE / (self.folder or self.kind) / f"{self.name}.{suffix}"
 
     def command(self, compiler: Compiler, runtime: str = "static13") -> list[str]:
         """The command line; compiles what is not compiled yet."""
         if self.kind == "python":
-            return [sys.executable, str(HERE / "python" / f"{self.name}.py"), *self.arguments]
+            return [sys.executable, str(self.source), *self.arguments]
         built: Path = (
-            compiler.cuda(self.name, runtime, self.flags)
+            compiler.cuda(self.name, runtime, self.flags, self.source.parent.name)
             if self.kind == "cuda"
-            else compiler.driver(self.name)
+            else compiler.driver(self.name, self.source.parent.name)
         )
         return [str(built), *self.arguments]
 
@@ -50,6 +56,9 @@ class Program:
             return f"did not end with 'ok': {output!r}"
         return None
 
+
+# CuPy's kernels as PTX, and none of its libraries of machine code.
+CUPY = {"CUPY_COMPILE_WITH_PTX": "1", "CUPY_ACCELERATORS": ""}
 
 RUNTIME_PROGRAMS = [
     Program("vector_add", "cuda"),
@@ -67,6 +76,14 @@ RUNTIME_PROGRAMS = [
     Program("printf", "cuda", output=PRINTF_OUTPUT),
     Program("runtime_errors", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
+    # newcomer/: written from CUDA's documentation alone
+    Program("spmv_csr", "cuda", folder="newcomer"),
+    Program("game_of_life", "cuda", folder="newcomer"),
+    Program("fft_shared", "cuda", folder="newcomer"),
+    Program("compaction", "cuda", folder="newcomer"),
+    Program("word_table", "cuda", folder="newcomer"),
+    Program("integrators", "cuda", flags=("--extended-lambda",), folder="newcomer"),
+    Program("mistakes", "cuda", faults=True, folder="newcomer"),
 ]
 
 DRIVER_PROGRAMS = [
@@ -78,21 +95,24 @@ DRIVER_PROGRAMS = [
     Program("fork", "driver"),
     Program("sticky", "driver", output=None, faults=True),
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),
+    Program("two_queues", "driver", folder="newcomer"),
 ]
 
 PYTHON_PROGRAMS = [
     Program("bindings_nvrtc", "python", needs=("cuda.bindings", "numpy")),
     Program("numba_kernels", "python", needs=("numba", "numba_cuda")),
-    Program(
-        "cupy_arrays",
-        "python",
-        needs=("cupy",),
-        environment={"CUPY_COMPILE_WITH_PTX": "1", "CUPY_ACCELERATORS": ""},
-    ),
+    Program("cupy_arrays", "python", needs=("cupy",), environment=CUPY),
+    Program("numba_lu", "python", needs=("numba", "numba_cuda"), folder="newcomer"),
+    Program("numba_clusters", "python", needs=("numba", "numba_cuda"), folder="newcomer"),
+    Program("cupy_module", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
+    Program("cupy_by_hand", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
 ]
 
 # Built from source, some minutes: only where it is installed or the long tests run.
 PYCUDA = Program("pycuda_start", "python", needs=("pycuda",))
+
+# Needs what the client library does not offer: runs on the driver itself only.
+HOST_FUNCTIONS = Program("host_functions", "cuda", folder="newcomer")
 
 ALL_PROGRAMS = [*RUNTIME_PROGRAMS, *DRIVER_PROGRAMS, *PYTHON_PROGRAMS]
 
