@@ -112,11 +112,12 @@ const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& s
       case ptx::Builtin::kAssertFail: {
         uint32_t thread[3];
         position(w, lane, thread);
-        const std::string text = ptx::assert_message(
+        std::string text = ptx::assert_message(
             read, argument<uint64_t>(w, lane, site, 0), argument<uint64_t>(w, lane, site, 1),
             argument<uint32_t>(w, lane, site, 2), argument<uint64_t>(w, lane, site, 3),
             w.cta->block, thread);
-        print(state, text);
+        // Goes to standard error with the report, as CUDA has it, not into printf's output.
+        text.pop_back();
         return fault_at(w, i, FaultKind::kAssert, l, 0, 0, false, text.c_str());
       }
       case ptx::Builtin::kCgGetIntrinsicHandle:
