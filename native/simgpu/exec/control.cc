@@ -221,6 +221,7 @@ const Instruction* call_function(Warp& w, const Instruction* i) {
   const CallSite& site = w.frame->code->calls[static_cast<size_t>(i->target)];
   if (site.builtin != ptx::Builtin::kNone) return call_builtin(w, i, site);
   count_run(w, i);
+  --w.backward_left;  // a loop may spin through calls
   KernelCode& kernel = *w.cta->state.kernel;
   Frame* caller = w.frame;
   const uint32_t base = caller->local_base + caller->code->frame_bytes;

@@ -8,6 +8,7 @@ namespace {
 constexpr int64_t kSliceInstructions = 20000;
 constexpr int32_t kBackwardBranches = 4096;  // while other paths could run
 constexpr int32_t kFairQuantum = 512;
+constexpr int32_t kUnlimited = 1 << 30;  // the path is alone
 
 bool mergeable(const Path& p) { return p.state == PathState::kRun || p.state == PathState::kSync; }
 
@@ -57,42 +58,53 @@ void merge_paths(Warp& w) {
   }
 }
 
-// Chooses the path to run and its limit; false: none can run.
-bool pick(Warp& w, bool fair) {
+// Chooses the path to run and its limit; false: none can run. Usually that is the lowest instruction
+// of the deepest frame. When that has branched backwards too often (it may spin for another path),
+// the path that waited longest has the turn for a quantum, wherever calls and branches lead it.
+bool pick(Warp& w) {
   if (w.paths.size() == 1 && w.paths[0].state == PathState::kRun) {
     w.current = 0;
     w.by_quantum = false;
     const Code& code = *w.paths[0].frame->code;
     w.limit = code.instructions.data() + code.instructions.size();
-    w.backward_left = 1 << 30;
+    w.backward_left = kUnlimited;
     return true;
   }
   wake_sleepers(w);
   release_warp_barriers(w);
   merge_paths(w);
-  size_t best = SIZE_MAX, others = 0;
+  size_t lowest = SIZE_MAX, oldest = SIZE_MAX, latest = SIZE_MAX, count = 0;
+  auto before = [&](const Path& p, const Path& q) {
+    return p.frame->depth != q.frame->depth ? p.frame->depth > q.frame->depth : p.ip < q.ip;
+  };
   for (size_t k = 0; k < w.paths.size(); ++k) {
     const Path& p = w.paths[k];
     if (p.state != PathState::kRun) continue;
-    ++others;
-    if (best == SIZE_MAX) {
-      best = k;
-      continue;
-    }
-    const Path& q = w.paths[best];
-    if (fair) {
-      if (p.stamp < q.stamp) best = k;
-    } else if (p.frame->depth != q.frame->depth ? p.frame->depth > q.frame->depth : p.ip < q.ip) {
-      best = k;
-    }
+    ++count;
+    if (lowest == SIZE_MAX || before(p, w.paths[lowest])) lowest = k;
+    if (oldest == SIZE_MAX || p.stamp < w.paths[oldest].stamp) oldest = k;
+    if (p.stamp == w.clock && (latest == SIZE_MAX || before(p, w.paths[latest]))) latest = k;
   }
-  if (best == SIZE_MAX) return false;
+  if (count == 0) return false;
+  const bool expired = w.backward_left <= 0;
+  size_t best = lowest;
+  if (count == 1) {
+    w.by_quantum = false;
+    w.backward_left = kUnlimited;
+  } else if (w.by_quantum && !expired && latest != SIZE_MAX) {
+    best = latest;  // the quantum goes on
+  } else if (!w.by_quantum && expired) {
+    best = oldest;
+    w.by_quantum = true;
+    w.backward_left = kFairQuantum;
+  } else {
+    if (w.by_quantum || w.backward_left > kBackwardBranches) w.backward_left = kBackwardBranches;
+    w.by_quantum = false;
+  }
   w.current = best;
-  w.by_quantum = fair && others > 1;
   const Path& chosen = w.paths[best];
   const Code& code = *chosen.frame->code;
   w.limit = code.instructions.data() + code.instructions.size();
-  w.backward_left = others > 1 ? (w.by_quantum ? kFairQuantum : kBackwardBranches) : 1 << 30;
   if (!w.by_quantum)
     for (const Path& p : w.paths)
       if (mergeable(p) && p.frame == chosen.frame && p.ip > chosen.ip && p.ip < w.limit)
@@ -121,10 +133,9 @@ bool only_syncs(const Warp& w) {
 
 WarpStatus run_warp(Warp& w) {
   w.budget = kSliceInstructions;
-  bool fair = false;
   for (;;) {
     if (w.alive == 0) return WarpStatus::kDone;
-    if (!pick(w, fair)) {
+    if (!pick(w)) {
       if (!only_syncs(w)) return WarpStatus::kBlocked;
       const Path& p = w.paths.front();
       w.frame = p.frame;
@@ -147,18 +158,19 @@ WarpStatus run_warp(Warp& w) {
         }
         w.paths[w.current].ip = ip;
         w.paths[w.current].mask = w.mask;
-        fair = w.event == Event::kSlice && w.paths.size() > 1 && w.backward_left <= 0;
         break;
       }
       case Event::kPaths:
-        fair = false;
         break;
       case Event::kFault:
         return WarpStatus::kFault;
     }
-    if (w.event == Event::kSlice && (w.budget <= 0 || w.spin >= kSpinLimit) && !fair)
-      return WarpStatus::kSlice;
     if (w.budget <= 0) return WarpStatus::kSlice;
+    if (w.event == Event::kSlice && w.spin >= kSpinLimit) {
+      // Before the warp counts as waiting, its other paths have a turn.
+      if (w.paths.size() == 1 || w.backward_left > 0) return WarpStatus::kSlice;
+      w.spin = 0;
+    }
   }
 }
 

@@ -43,6 +43,11 @@ TEST_F(Flow, SpinLockInsideAWarp) {
   run("spin_lock", {.gx = 3, .bx = 64}, counter);
   EXPECT_EQ(*counter, 192);
 }
+TEST_F(Flow, SpinLockThroughCalls) {
+  int* counter = array<int>(1);
+  run("spin_lock_by_calls", {.gx = 2, .bx = 96}, counter);
+  EXPECT_EQ(*counter, 192);
+}
 TEST_F(Flow, SyncwarpFromTwoBranches) {
   int* out = array<int>(32);
   run("syncwarp_branches", {.bx = 32}, out);

@@ -208,8 +208,12 @@ TEST_F(Numbers, Integers) {
       EXPECT_EQ(o[12], a / b);
       EXPECT_EQ(o[13], a % b);
     }
-    if (y && !(v == INT64_MIN && y == -1)) EXPECT_EQ(o[14], v / y);
-    if (ub) EXPECT_EQ(o[15], ua / ub);
+    if (y && !(v == INT64_MIN && y == -1)) {
+      EXPECT_EQ(o[14], v / y);
+    }
+    if (ub) {
+      EXPECT_EQ(o[15], ua / ub);
+    }
     const int s = a & 31;
     EXPECT_EQ(o[16],
               s ? static_cast<long long>(ub << s | ua >> (32 - s)) : static_cast<long long>(ub));

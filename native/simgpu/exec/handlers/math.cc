@@ -142,7 +142,9 @@ struct Circular {
     const float x = in<kFtz>(a);
     const float inf = std::numeric_limits<float>::infinity();
     const bool finite = x < inf && x > -inf;
-    const float v = float(circular<kCos>(double(finite ? x : 0.0f)));
+    float v = float(circular<kCos>(double(finite ? x : 0.0f)));
+    v = v > 1.0f ? 1.0f : v;  // arguments too large for the reduction
+    v = v < -1.0f ? -1.0f : v;
     const float r = !kCos && x == 0.0f ? x : v;
     return out<kFtz, false>(finite ? r : bits_as<float>(uint32_t{0x7fffffff}));
   }

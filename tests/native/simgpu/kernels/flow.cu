@@ -51,6 +51,19 @@ extern "C" __global__ void spin_lock(int* counter) {
   atomicExch(&lock_word, 0);
 }
 
+__device__ __noinline__ bool try_lock(int* word) { return atomicCAS(word, 0, 1) == 0; }
+__device__ __noinline__ void unlock(int* word) {
+  __threadfence();
+  atomicExch(word, 0);
+}
+extern "C" __global__ void spin_lock_by_calls(int* counter) {
+  while (!try_lock(&lock_word)) {
+  }
+  const int v = *(volatile int*)counter;
+  *(volatile int*)counter = v + 1;
+  unlock(&lock_word);
+}
+
 extern "C" __global__ void syncwarp_branches(int* out) {
   __shared__ int s[32];
   const int t = threadIdx.x;
