@@ -58,10 +58,31 @@ inline uint8_t* translate(Warp& w, Ins i, uint64_t first, uint64_t bytes, bool s
 // All 16 addresses from p[0] on in steps of kStep bytes.
 template <class A, uint32_t kStep>
 inline bool is_linear(const A* p) {
+#ifdef __AVX2__
+  const __m256i* v = reinterpret_cast<const __m256i*>(p);
+  __m256i diff = _mm256_setzero_si256();
+  if constexpr (sizeof(A) == 4) {
+    const __m256i first = _mm256_set1_epi32(int(p[0]));
+    const __m256i steps = _mm256_setr_epi32(0, kStep, 2 * kStep, 3 * kStep, 4 * kStep, 5 * kStep,
+                                            6 * kStep, 7 * kStep);
+    const __m256i low = _mm256_add_epi32(first, steps);
+    const __m256i high = _mm256_add_epi32(low, _mm256_set1_epi32(8 * kStep));
+    diff = _mm256_or_si256(_mm256_xor_si256(v[0], low), _mm256_xor_si256(v[1], high));
+  } else {
+    __m256i want = _mm256_add_epi64(_mm256_set1_epi64x(int64_t(p[0])),
+                                    _mm256_setr_epi64x(0, kStep, 2 * kStep, 3 * kStep));
+    for (int k = 0; k < 4; ++k) {
+      diff = _mm256_or_si256(diff, _mm256_xor_si256(v[k], want));
+      want = _mm256_add_epi64(want, _mm256_set1_epi64x(4 * kStep));
+    }
+  }
+  return _mm256_testz_si256(diff, diff);
+#else
   const A first = p[0];
   A diff = 0;
   for (uint32_t l = 0; l < 16; ++l) diff |= p[l] ^ A(first + A(l * kStep));
   return diff == 0;
+#endif
 }
 
 // The general case: fills `host` for the active lanes of half h; false: a fault was recorded.
