@@ -58,9 +58,10 @@ void merge_paths(Warp& w) {
   }
 }
 
-// Chooses the path to run and its limit; false: none can run. Usually that is the lowest instruction
-// of the deepest frame. When that has branched backwards too often (it may spin for another path),
-// the path that waited longest has the turn for a quantum, wherever calls and branches lead it.
+// Chooses the path to run and its limit; false: none can run. Usually that is the lowest
+// instruction of the deepest frame. When that has branched backwards too often (it may spin for
+// another path), the path that waited longest has the turn for a quantum, wherever calls and
+// branches lead it.
 bool pick(Warp& w) {
   if (w.paths.size() == 1 && w.paths[0].state == PathState::kRun) {
     w.current = 0;
