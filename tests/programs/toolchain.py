@@ -215,10 +215,12 @@ class Compiler:
         ).read_text()
 
     def driver_stub(self) -> Path:
-        """A libcuda.so.1 to link with: every name of cuda.h, none with a meaning."""
-        header = self.toolkit.include / "cuda.h"
-        names = sorted(set(re.findall(r"\bcu[A-Z]\w*", header.read_text())))
-        source = self.cache / f"stub-{self._key([header], [])}" / "stub.c"
+        """A libcuda.so.1 to link with: every name of the driver API, none with a meaning."""
+        candidates = [self.toolkit.include / name for name in ("cuda.h", "cudaProfiler.h")]
+        headers = [header for header in candidates if header.exists()]
+        text = "".join(header.read_text() for header in headers)
+        names = sorted(set(re.findall(r"\bcu[A-Z]\w*", text)))
+        source = self.cache / f"stub-{self._key(headers, [])}" / "stub.c"
         source.parent.mkdir(parents=True, exist_ok=True)
         if not source.exists():
             scratch = source.with_suffix(f".{os.getpid()}")
