@@ -39,6 +39,13 @@ Context* new_context(Device* device, bool primary, unsigned flags, unsigned api_
   return context;
 }
 
+// How threads wait: one setting per connection, the last context's.
+void apply_schedule(const Context& context) {
+  if (!context.active.load()) return;
+  const bool blocking = (context.flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
+  channel_of(&context).set_blocking_sync(blocking);
+}
+
 // Makes the context in the worker. With device.lock held.
 CUresult create_in_worker(Context* context) {
   Device& device = *context->device;
@@ -60,6 +67,7 @@ CUresult create_in_worker(Context* context) {
       context->sticky = 0;
       context->refused = 0;
       context->active.store(true, std::memory_order_release);
+      apply_schedule(*context);
       return CUDA_SUCCESS;
     }
     // In the worker's process something else has these addresses.
@@ -176,7 +184,10 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags) {
   REQUIRE((flags & ~kKnownFlags) == 0);
   std::lock_guard guard(device->lock);
   device->primary_flags = flags;
-  if (device->primary != nullptr) device->primary->flags = flags;
+  if (device->primary != nullptr) {
+    device->primary->flags = flags;
+    apply_schedule(*device->primary);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -325,6 +336,7 @@ CUresult cuCtxSetFlags(unsigned int flags) {
   if (const CUresult e = enter(&context)) return e;
   REQUIRE((flags & ~kKnownFlags) == 0);
   context->flags = flags;
+  apply_schedule(*context);
   return CUDA_SUCCESS;
 }
 

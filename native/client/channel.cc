@@ -243,10 +243,24 @@ CUresult Channel::wait(PendingCall* call) {
   return call->done.load() ? call->status : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
+FrameReader::Result Channel::next_frame() {
+  const int64_t start = Patience::now_ns();
+  FrameReader::Result result = FrameReader::Result::kBlocked;
+  if (patience_.worthwhile()) {
+    do {
+      result = reader_.next(false);
+    } while (result == FrameReader::Result::kBlocked &&
+             Patience::now_ns() - start < Patience::kSpinNs);
+  }
+  if (result == FrameReader::Result::kBlocked) result = reader_.next(true);
+  patience_.waited(Patience::now_ns() - start);
+  return result;
+}
+
 bool Channel::read_frames(const std::atomic<bool>* until) {
   while (until == nullptr || !until->load(std::memory_order_relaxed)) {
     if (lost()) return false;
-    switch (reader_.next(until != nullptr)) {
+    switch (until != nullptr ? next_frame() : reader_.next(false)) {
       case FrameReader::Result::kFrame:
         if (!take_frame()) return false;
         continue;

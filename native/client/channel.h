@@ -13,6 +13,7 @@
 
 #include "api/cuda_abi.h"
 #include "carriers/carrier.h"
+#include "client/patience.h"
 #include "wire/codec.h"
 #include "wire/frame_io.h"
 #include "wire/messages.h"
@@ -115,6 +116,8 @@ class Channel {
 
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
   void flush();
+  // Whether threads that wait for an answer sleep at once (CU_CTX_SCHED_BLOCKING_SYNC).
+  void set_blocking_sync(bool blocking) { patience_.forbid(blocking); }
   // In the child of a fork(): drops the connection. Takes no lock.
   void abandon() { carrier_->abandon(); }
 
@@ -132,6 +135,7 @@ class Channel {
   void stop_reading();
   // By the reader. Takes in frames; with `until`, waits for that call. False: lost.
   bool read_frames(const std::atomic<bool>* until);
+  wire::FrameReader::Result next_frame();  // waits for one
   bool take_frame();
   bool take_replies();
   bool take_events();
@@ -161,7 +165,8 @@ class Channel {
   uint64_t next_call_ = 1;
   std::atomic<uint64_t> credit_;
 
-  wire::FrameReader reader_;  // of the thread that reads
+  wire::FrameReader reader_;  // these two: of the thread that reads
+  Patience patience_;
   std::atomic<uint64_t> taken_sequence_{0};
 };
 
