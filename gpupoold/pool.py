@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpupoold.conf import Settings
@@ -67,7 +67,7 @@ class Pool:
         self._gpus: list[Gpu] = []  # those that the driver has now
         self._reports: dict[str, HealthReport] = {}
         self._monitor: HealthMonitor | None = None
-        self._news = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
         self._stopping = False
 
     # ---- life -----------------------------------------------------------------------------------
@@ -101,8 +101,6 @@ class Pool:
             self._monitor.stop()
         self.runs.stop()
         self.broker.stop()
-        with self._news:
-            self._news.notify_all()
 
     def _take_stock(self) -> None:
         present = {gpu.uuid for gpu in self._gpus}
@@ -278,29 +276,27 @@ class Pool:
         """The name of each slice by id."""
         return {piece.id: piece.name for piece in self.store.slices()}
 
-    def events(
-        self, caller: Caller, after_id: int, limit: int, follow: bool, wait: float = 1.0
-    ) -> Iterator[Event | None]:
-        """Stored events, then each new one; None now and then, so that the reader can leave."""
-        last = after_id
-        while True:
-            found = self.store.events(last, limit)
-            for event in found:
-                last = event.id
-                if event.owner_uid is None or caller.may_use(event.owner_uid):
-                    yield event
-            limit = 0  # it holds for the stored ones only
-            if not follow or self._stopping:
-                return
-            if not found:
-                with self._news:
-                    self._news.wait(wait)
-                yield None
+    def events(self, caller: Caller, after_id: int, limit: int) -> tuple[list[Event], int]:
+        """The stored events after `after_id` that the caller may see, and the last one's id.
+
+        With `limit` only of the newest ones.
+        """
+        found = self.store.events(after_id, limit)
+        visible = [e for e in found if e.owner_uid is None or caller.may_use(e.owner_uid)]
+        return visible, found[-1].id if found else after_id
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls it, in some thread, whenever there may be new events."""
+        self._listeners = [*self._listeners, listener]
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Calls it no more."""
+        self._listeners = [other for other in self._listeners if other is not listener]
 
     def notify(self) -> None:
         """Wakes those who follow the events."""
-        with self._news:
-            self._news.notify_all()
+        for listener in self._listeners:
+            listener()
 
     # ---- changes: GPUs --------------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ OPTIONS = [
         default=32,
         min=2,
         max=512,
-        help="How many requests are worked on at once. Each `events --follow` holds one; at most "
-        "half of them follow events.",
+        help="How many requests are worked on at once; one user other than root has a quarter of "
+        "them at most.",
     ),
     cfg.IntOpt(
         "max_slices_per_user",

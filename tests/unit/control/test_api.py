@@ -269,6 +269,40 @@ def test_an_installation_without_the_client_library_says_so(served, root, monkey
     until(lambda: not served.pool.store.slices())
 
 
+def never():
+    """A request that is opened and never made."""
+    threading.Event().wait(30)
+    yield b""
+
+
+def test_requests_that_are_opened_and_never_made_hold_nobody_up(served):
+    count = served.settings.worker_threads + 8
+    channels = [
+        grpc.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(4)
+    ]
+    methods = (
+        "/gpupool.v1.Pool/ListSlices",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/gpupool.v1.Pool/WatchEvents",
+    )
+    assert methods[0].split("/")[1] == pb.DESCRIPTOR.services_by_name["Pool"].full_name
+    calls = [
+        channels[i % len(channels)].stream_stream(method)(never())
+        for method in methods
+        for i in range(count)
+    ]
+    try:
+        stub = pb_grpc.PoolStub(grpc.insecure_channel(served.address))
+        for _ in range(3):
+            assert list(stub.ListSlices(pb.ListSlicesRequest(), timeout=10).slices) == []
+    finally:
+        for call in calls:
+            call.cancel()
+        for channel in channels:
+            channel.close()
+
+
 def test_events_are_followed_until_the_daemon_ends(served):
     follower = subprocess.Popen(
         [sys.executable, "-m", "gpupoold.cmd.ctl", "--json", "--connect", served.address, "events",

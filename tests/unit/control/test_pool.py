@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import subprocess
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -165,7 +166,7 @@ def test_users_see_and_touch_their_own_only(host):
     ):
         with pytest.raises(NotPermitted):
             touch()
-    kinds = {event.subject for event in host.pool.events(BOB, 0, 0, False) if event.owner_uid}
+    kinds = {event.subject for event in host.pool.events(BOB, 0, 0)[0] if event.owner_uid}
     assert kinds == {"b"}
 
 
@@ -426,7 +427,7 @@ def test_a_card_that_fails_is_told_and_takes_no_new_slices(host):
     host.driver.reports[gpu(0).uuid] = HealthReport(Health.FAILED, "fell off the bus")
     host.pool._monitor.look()
     assert host.pool.create_slice(ALICE, want("a")).piece.gpu_uuid == gpu(1).uuid
-    event = next(e for e in host.pool.events(BOB, 0, 0, False) if e.kind == "gpu.health")
+    event = next(e for e in host.pool.events(BOB, 0, 0)[0] if e.kind == "gpu.health")
     assert event.subject == gpu(0).uuid and "fell off the bus" in event.text
 
 
@@ -482,11 +483,17 @@ def test_a_card_that_the_broker_cannot_use_has_a_warning(host):
     assert states[1].health == Health.WARNING and "cuInit says 999" in states[1].health_reason
 
 
-def test_events_are_followed(host):
-    stream = host.pool.events(ALICE, host.pool.store.events()[-1].id, 0, True, wait=0.05)
+def test_events_are_told(host):
+    told = threading.Event()
+    host.pool.listen(told.set)
+    last = host.pool.store.events()[-1].id
     host.pool.create_slice(ALICE, want("a"))
-    found = next(event for event in stream if event is not None)
-    assert (found.kind, found.subject) == ("slice.created", "a")
+    assert told.wait(5)
+    found, seen = host.pool.events(ALICE, last, 0)
+    assert [(e.kind, e.subject) for e in found] == [("slice.created", "a")]
+    assert host.pool.events(ALICE, seen, 0) == ([], seen)
+    assert host.pool.events(BOB, last, 0) == ([], seen)  # nothing of others, and not asked again
+    host.pool.unlisten(told.set)
 
 
 def test_a_broker_that_never_answers_is_not_waited_for_for_ever(host):
