@@ -29,6 +29,7 @@ class Program:
     faults: bool = False  # makes a fault on purpose, which ends its context
     environment: dict[str, str] = field(default_factory=dict)
     folder: str | None = None  # None: named after the kind
+    newest_only: bool = False  # includes headers that refuse those of an older CUDA runtime
 
     @property
     def source(self) -> Path:
@@ -77,10 +78,10 @@ RUNTIME_PROGRAMS = [
     Program("runtime_errors", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
     # newcomer/: written from CUDA's documentation alone
-    Program("spmv_csr", "cuda", folder="newcomer"),
+    Program("spmv_csr", "cuda", folder="newcomer", newest_only=True),
     Program("game_of_life", "cuda", folder="newcomer"),
-    Program("fft_shared", "cuda", folder="newcomer"),
-    Program("compaction", "cuda", folder="newcomer"),
+    Program("fft_shared", "cuda", folder="newcomer", newest_only=True),
+    Program("compaction", "cuda", folder="newcomer", newest_only=True),
     Program("word_table", "cuda", folder="newcomer"),
     Program("integrators", "cuda", flags=("--extended-lambda",), folder="newcomer"),
     Program("mistakes", "cuda", faults=True, folder="newcomer"),
