@@ -392,6 +392,12 @@ bool Channel::take_events() {
         events_.printf_output(text.data(), text.size());
         break;
       }
+      case wire::EventKind::kStandardError: {
+        const std::string_view text = decoder.bytes();
+        if (!decoder.ok()) return false;
+        events_.error_output(text.data(), text.size());
+        break;
+      }
       default:
         break;  // of a later version: nothing that this client could do
     }

@@ -47,6 +47,7 @@ class ChannelEvents {
   virtual void sticky_error(uint32_t context, CUresult error) = 0;
   virtual void refused_command(uint32_t context, CUresult error, uint16_t operation) = 0;
   virtual void printf_output(const char* text, size_t bytes) = 0;
+  virtual void error_output(const char* text, size_t bytes) = 0;
 };
 
 class Channel {

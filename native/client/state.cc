@@ -355,6 +355,8 @@ void Device::printf_output(const char* text, size_t bytes) {
   fwrite(text, 1, bytes, stdout);
 }
 
+void Device::error_output(const char* text, size_t bytes) { fwrite(text, 1, bytes, stderr); }
+
 // ---- Streams and events -----------------------------------------------------------------------
 
 namespace {

@@ -76,6 +76,7 @@ struct Device final : ChannelEvents {
   void sticky_error(uint32_t context, CUresult error) override;
   void refused_command(uint32_t context, CUresult error, uint16_t operation) override;
   void printf_output(const char* text, size_t bytes) override;
+  void error_output(const char* text, size_t bytes) override;
 };
 
 // Per-thread state; freed by the thread's end, never by a destructor of the library.

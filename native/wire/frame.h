@@ -91,6 +91,7 @@ enum class EventKind : uint16_t {
   kPrintf = 2,        // body: u64 length, then bytes for the client's standard output
   kAsyncError = 3,    // body: i32 CUresult, u16 operation, u16 0: an unanswered command was refused
   kHostCallback = 4,  // body: u64 callback number; the client answers with an operation
+  kStandardError = 5,  // body: as kPrintf's, for the client's standard error
 };
 
 struct EventHeader {

@@ -263,22 +263,30 @@ void SessionState::send_event(wire::EventKind kind, uint32_t context, const void
 
 void SessionState::before_reply(Context* context, uint32_t context_id, CUresult result,
                                 bool printing) {
-  (void)result;  // a sticky error is the reply's own status
   if (context != nullptr) context->printing = false;
-  if (!printing) return;
-  const std::string text = printf_.take();
+  if (printing) send_text(wire::EventKind::kPrintf, context_id, printf_.take());
+  // A sticky error is the reply's own status; what the driver says about it goes ahead.
+  if (result != CUDA_SUCCESS || printing) {
+    send_text(wire::EventKind::kStandardError, context_id, reports_.take());
+  }
+}
+
+void SessionState::send_text(wire::EventKind kind, uint32_t context_id, const std::string& text) {
   constexpr size_t kPiece = wire::kMaxFrameBody / 2;
   for (size_t done = 0; done < text.size(); done += kPiece) {
     const size_t bytes = std::min(kPiece, text.size() - done);
     std::vector<uint8_t> body(8 + wire::align8(bytes));
     wire::Encoder encoder(body.data());
     encoder.bytes(text.data() + done, bytes);
-    send_event(wire::EventKind::kPrintf, context_id, body.data(), body.size());
+    send_event(kind, context_id, body.data(), body.size());
   }
 }
 
 bool SessionState::answer(const Command& command, CUresult result, const void* body,
                           size_t body_bytes) {
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+    send_text(wire::EventKind::kStandardError, command.context, reports_.take());
+  }
   if (command.wants_reply()) {
     return reply(command.call, result, body, result == CUDA_SUCCESS ? body_bytes : 0);
   }

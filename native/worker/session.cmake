@@ -2,7 +2,7 @@
 # CMakeLists.txt.)
 add_library(gpupool_session STATIC driver.cc memory.cc operations_context.cc operations_copy.cc
   operations_launch.cc operations_link.cc operations_memory.cc operations_module.cc
-  operations_stream.cc operations_virtual_memory.cc printf_capture.cc session.cc staging.cc
+  operations_stream.cc operations_virtual_memory.cc output_capture.cc session.cc staging.cc
   virtual_memory.cc ${GPUPOOL_GENERATED}/worker/plain.cc)
 target_link_libraries(gpupool_session PUBLIC gpupool_api gpupool_wire gpupool_carriers
   gpupool_images ${CMAKE_DL_LIBS} Threads::Threads)

@@ -16,7 +16,7 @@
 #include "wire/messages.h"
 #include "worker/driver_table.h"
 #include "worker/memory.h"
-#include "worker/printf_capture.h"
+#include "worker/output_capture.h"
 #include "worker/session.h"
 #include "worker/staging.h"
 #include "worker/tables.h"
@@ -162,6 +162,8 @@ class SessionState {
              const carriers::Part* bulk = nullptr, int bulk_count = 0, bool more = false);
   // What is to arrive in front of a reply of a call that waited: output, and a sticky error.
   void before_reply(Context* context, uint32_t context_id, CUresult result, bool printing);
+  // What the driver wrote, as events for the client.
+  void send_text(wire::EventKind kind, uint32_t context_id, const std::string& text);
 
   // Reads bulk bytes of the current frame, waiting for them. False: the client has gone.
   bool read_bulk(void* to, uint64_t bytes);
@@ -226,7 +228,8 @@ class SessionState {
   std::vector<PendingFree> pending_frees_;
   std::vector<CUevent> spare_events_;
   Staging staging_;
-  PrintfCapture printf_;
+  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait};
+  OutputCapture reports_{STDERR_FILENO, OutputCapture::Kind::kTee};
   Waiters waiters_;
 };
 

@@ -27,6 +27,7 @@ def test_fault_is_sticky_and_logged(pool: Pool, compiler: Compiler) -> None:
         assert report is not None, f"no report names the kernel:\n{log}"
         assert address.group(1) in report.group(), report.group()
         assert "thread (5,0,0) in block (1,0,0)" in report.group(), report.group()
+        assert report.group() in faulty.stderr  # the tenant sees it too
 
         after = pool.run("main", [str(good)])
         assert (after.returncode, after.stdout) == (0, "ok\n"), after.stderr
@@ -38,3 +39,15 @@ def test_fault_found_by_the_runtime(pool: Pool, compiler: Compiler) -> None:
     assert (faulty.returncode, faulty.stdout) == (0, "ok\n"), faulty.stderr
     after = pool.run("main", [str(compiler.cuda("vector_add"))])
     assert (after.returncode, after.stdout) == (0, "ok\n"), after.stderr
+
+
+def test_an_assertion_says_so_where_the_program_runs(pool: Pool, compiler: Compiler) -> None:
+    faulty = pool.run("main", [str(compiler.cuda("assertion"))])
+    assert (faulty.returncode, faulty.stdout) == (0, "ok\n"), faulty.stderr
+    # The form of CUDA's message: file, line, function, where, what.
+    message = (
+        r"assertion\.cu:7: .*check.*: block: \[1,0,0\], thread: \[3,0,0\]"
+        r" Assertion `i != \*limit` failed"
+    )
+    assert len(re.findall(message, faulty.stderr)) == 1, faulty.stderr
+    assert re.search(message, pool.worker_logs())
