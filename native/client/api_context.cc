@@ -6,6 +6,7 @@
 #include "api/cuda_abi.h"
 #include "client/contexts.h"
 #include "client/log.h"
+#include "client/pools.h"
 #include "client/state.h"
 #include "frontdoor/hooks.h"
 
@@ -369,9 +370,12 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 static CUresult synchronize(Context* context) {
   if (const CUresult e = check_context(context)) return e;
   PendingCall call;
-  return settle(context, channel_of(context).call(
-                             op(Operation::kCtxSynchronize), context->wire_id(), 0,
-                             [](wire::Encoder&) {}, &call));
+  const uint64_t time = pool_time();
+  const CUresult result = settle(context, channel_of(context).call(
+                                              op(Operation::kCtxSynchronize), context->wire_id(), 0,
+                                              [](wire::Encoder&) {}, &call));
+  if (result == CUDA_SUCCESS) pool_observed_all(context, time);
+  return result;
 }
 
 CUresult cuCtxSynchronize(void) {

@@ -7,6 +7,7 @@
 
 #include "api/cuda_abi.h"
 #include "client/log.h"
+#include "client/pools.h"
 #include "client/state.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
@@ -23,25 +24,15 @@ namespace {
 constexpr uint64_t kPitchAlignment = 512;
 
 CUresult allocate(Context* context, uint64_t bytes, CUdeviceptr* out) {
-  // More than the slice can never be had: answered without asking.
-  if (bytes > context->device->snapshot.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-  PendingCall call;
-  CUresult result = channel_of(context).call(
-      op(Operation::kMemAllocV2), context->wire_id(), 8,
-      [bytes](wire::Encoder& encoder) { encoder.scalar(bytes); }, &call);
-  if (result != CUDA_SUCCESS) return settle(context, result);
-  wire::Decoder decoder = call.decoder();
-  const uint64_t address = decoder.scalar();
+  uint64_t address = 0;
+  if (const CUresult e = allocate_device(context, bytes, &address)) return e;
   Range range;
   range.base = address;
   range.bytes = bytes;
   range.type = Range::Type::kDevice;
   range.context = context;
-  const Device& device = *context->device;
-  if (!decoder.ok() || address < device.arena_base ||
-      address - device.arena_base > device.arena_bytes - bytes ||
-      !Process::get().ranges.add(range)) {
-    log(Level::kError, "the worker gave an address that cannot be right");
+  if (!Process::get().ranges.add(range)) {
+    log(Level::kError, "the worker gave memory that is in use already");
     return CUDA_ERROR_UNKNOWN;
   }
   *out = address;
@@ -112,11 +103,12 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   ENTER();
   if (address == 0) return CUDA_SUCCESS;
   const auto range = Process::get().ranges.remove(address, Range::Type::kDevice);
-  REQUIRE(range.has_value());
-  Context* owner = range->context;
-  Channel::Post post(channel_of(owner), op(Operation::kMemFreeV2), owner->wire_id(), 8);
-  post.encoder().scalar(address);
-  return CUDA_SUCCESS;
+  if (range.has_value()) {
+    free_device(range->context, address);
+    return CUDA_SUCCESS;
+  }
+  // Of a pool: CUDA leaves it to the program that nothing uses it any more.
+  return free_to_pool(address, nullptr, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
@@ -252,7 +244,7 @@ static CUresult attribute_of(const Range* range, uint64_t address, CUpointer_att
       *static_cast<unsigned*>(data) = device ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE : 0;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      *static_cast<void**>(data) = nullptr;
+      *static_cast<CUmemoryPool*>(data) = known ? range->pool : nullptr;
       return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
       *static_cast<size_t*>(data) = device ? range->bytes : 0;

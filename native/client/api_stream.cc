@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "api/cuda_abi.h"
+#include "client/pools.h"
 #include "client/state.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
@@ -85,13 +86,19 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 CUresult cuStreamSynchronize(CUstream stream) {
   ENTER();
   STREAM(stream);
-  return ask(context, Operation::kStreamSynchronize, on_wire);
+  const uint64_t time = pool_time();
+  const CUresult result = ask(context, Operation::kStreamSynchronize, on_wire);
+  if (result == CUDA_SUCCESS) pool_observed(context, object, time);
+  return result;
 }
 
 CUresult cuStreamQuery(CUstream stream) {
   ENTER();
   STREAM(stream);
-  return ask(context, Operation::kStreamQuery, on_wire);
+  const uint64_t time = pool_time();
+  const CUresult result = ask(context, Operation::kStreamQuery, on_wire);
+  if (result == CUDA_SUCCESS) pool_observed(context, object, time);
+  return result;
 }
 
 CUresult cuStreamGetPriority(CUstream stream, int* priority) {

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "api/cuda_abi.h"
+#include "client/pools.h"
 #include "client/state.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
@@ -114,7 +115,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
   if (bytes > device->snapshot.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   Physical* physical = physical_table().allocate();
   if (physical == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  const CUresult result = ask(context, Operation::kMemCreate, {word_of(physical->wire), bytes});
+  CUresult result = ask(context, Operation::kMemCreate, {word_of(physical->wire), bytes});
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && reclaim_pools(device)) {
+    result = ask(context, Operation::kMemCreate, {word_of(physical->wire), bytes});
+  }
   if (result != CUDA_SUCCESS) {
     physical_table().discard(physical);
     return result;

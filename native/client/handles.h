@@ -19,7 +19,8 @@ enum class Kind : uint32_t {
   kStream,
   kEvent,
   kLink,
-  kPhysical
+  kPhysical,
+  kPool,
 };
 
 // Bits of a handle: kind 40-46, generation 24-39, index 4-23. The lowest bits are zero, and no

@@ -14,7 +14,7 @@ namespace gpupool::client {
 struct Context;
 
 struct Range {
-  enum class Type { kDevice, kGlobal, kMapped, kPinnedHost, kRegisteredHost };
+  enum class Type { kDevice, kGlobal, kPool, kMapped, kPinnedHost, kRegisteredHost };
   uint64_t base = 0;
   uint64_t bytes = 0;
   Type type = Type::kDevice;
@@ -22,6 +22,7 @@ struct Range {
   unsigned flags = 0;      // of the allocation
   uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool sync_memops = false;
+  CUmemoryPool pool = nullptr;  // of which it is an allocation
 
   bool on_device() const { return type <= Type::kMapped; }
 };

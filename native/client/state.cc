@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "client/log.h"
+#include "client/pools.h"
 #include "frontdoor/default_stream.h"
 #include "frontdoor/visible_devices.h"
 #include "wire/handshake.h"
@@ -184,7 +185,8 @@ void Process::choose_visible(std::vector<wire::DeviceSnapshot> all) {
           CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
           CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
           CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
-          CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
+          CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
+          CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
           CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
           CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
           CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1,
@@ -193,6 +195,8 @@ void Process::choose_visible(std::vector<wire::DeviceSnapshot> all) {
       device->snapshot.attributes[attribute] = 0;
     }
     device->snapshot.attributes[CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING] = 1;
+    // Pools are the client's own.
+    device->snapshot.attributes[CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED] = 1;
     device->snapshot.name[sizeof device->snapshot.name - 1] = '\0';
     devices_.push_back(std::move(device));
     driver_version_ = static_cast<int>(all[index].driver_version);
@@ -430,6 +434,7 @@ void drop_objects_of(Context* context) {
   drop(process.tables.events);
   drop(process.tables.links);
   drop_modules_of(context);
+  drop_pool_memory_of(context);
   process.ranges.drop_context(context);
 }
 

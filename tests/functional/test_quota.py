@@ -128,6 +128,28 @@ def test_small_allocations_are_charged_as_what_they_take(pool: Pool, memory: str
     assert (4096 - 300 - 64) * MIB <= free <= (4096 - 300) * MIB
 
 
+def test_memory_pools_count(pool: Pool, compiler: Compiler) -> None:
+    """What a pool keeps is charged like any memory; it is given up where it would be in the way."""
+    pools = str(compiler.driver("pools"))
+    script = """alloc 3000 free alloc 3000 alloc 1000 alloc 200 free free plain 4000
+        keep alloc 3500 free sync plain 4000 alloc 3500 plain 1000"""
+    done = pool.run("main", [pools, "quota", *script.split()])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "alloc 3000: 0",
+        "alloc 3000: 0",  # the same memory again
+        "alloc 1000: 0",
+        f"alloc 200: {OUT_OF_MEMORY}",
+        "plain 4000: 0",
+        "alloc 3500: 0",
+        "plain 4000: 0",  # though the pool was told to keep everything
+        "alloc 3500: 0",
+        f"plain 1000: {OUT_OF_MEMORY}",
+        "ok",
+    ]
+    wait_for("the memory to be free", lambda: pool.used_mib("main") == 0, 5)
+
+
 def descendants(pid: int) -> list[int]:
     """The process and all below it, the deepest first."""
     found = [pid]

@@ -76,6 +76,7 @@ RUNTIME_PROGRAMS = [
     Program("default_streams", "cuda", flags=("--default-stream", "per-thread")),
     Program("printf", "cuda", output=PRINTF_OUTPUT),
     Program("runtime_errors", "cuda"),
+    Program("stream_ordered", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
     # newcomer/: written from CUDA's documentation alone
     Program("spmv_csr", "cuda", folder="newcomer", newest_only=True),
@@ -93,6 +94,7 @@ DRIVER_PROGRAMS = [
     Program("errors", "driver", output=None),
     Program("link", "driver"),
     Program("vmm", "driver"),
+    Program("pools", "driver"),
     Program("fork", "driver"),
     Program("sticky", "driver", output=None, faults=True),
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),
@@ -103,6 +105,7 @@ PYTHON_PROGRAMS = [
     Program("bindings_nvrtc", "python", needs=("cuda.bindings", "numpy")),
     Program("numba_kernels", "python", needs=("numba", "numba_cuda")),
     Program("cupy_arrays", "python", needs=("cupy",), environment=CUPY),
+    Program("cupy_pools", "python", needs=("cupy",), environment=CUPY),
     Program("numba_lu", "python", needs=("numba", "numba_cuda"), folder="newcomer"),
     Program("numba_clusters", "python", needs=("numba", "numba_cuda"), folder="newcomer"),
     Program("cupy_module", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
