@@ -90,8 +90,9 @@ static void wrong_handles(CUdevice device) {
   CHECK(cuMemAlloc(&plain, 4096));
   CUmemoryPool gone = new_pool();
   CHECK(cuMemPoolDestroy(gone));
-  const CUmemoryPool wrong[] = {NULL, (CUmemoryPool)stream, (CUmemoryPool)event, gone,
-                                (CUmemoryPool)plain, (CUmemoryPool)(uintptr_t)0x1234567890f0ull};
+  const CUmemoryPool wrong[] = {
+      NULL, (CUmemoryPool)stream, (CUmemoryPool)event,
+      gone, (CUmemoryPool)plain,  (CUmemoryPool)(uintptr_t)0x1234567890f0ull};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
     EXPECT(cuMemAllocFromPoolAsync(&memory, 64, wrong[i], stream) == CUDA_ERROR_INVALID_VALUE);
     EXPECT(cuMemPoolTrimTo(wrong[i], 0) == CUDA_ERROR_INVALID_VALUE);
