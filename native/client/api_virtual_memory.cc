@@ -112,7 +112,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
   if (const CUresult e = device_of(properties, &device)) return e;
   if (properties->requestedHandleTypes != 0) return CUDA_ERROR_NOT_SUPPORTED;
   if (device != context->device) return CUDA_ERROR_NOT_SUPPORTED;
-  if (bytes > device->snapshot.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes > device->arena_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   Physical* physical = physical_table().allocate();
   if (physical == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult result = ask(context, Operation::kMemCreate, {word_of(physical->wire), bytes});

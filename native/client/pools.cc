@@ -89,8 +89,8 @@ CUresult request(Context* context, uint64_t bytes, uint64_t* address) {
 }  // namespace
 
 CUresult allocate_device(Context* context, uint64_t bytes, uint64_t* address, bool may_reclaim) {
-  // More than the slice can never be had: answered without asking.
-  if (bytes > context->device->snapshot.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  // Answered without asking only where it can never be: a slice may have grown meanwhile.
+  if (bytes > context->device->arena_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult result = request(context, bytes, address);
   if (result == CUDA_ERROR_OUT_OF_MEMORY && may_reclaim && reclaim_pools(context->device)) {
     result = request(context, bytes, address);
@@ -188,7 +188,7 @@ Device* device_of(const Pool* pool) { return pool->state->device; }
 CUresult allocate_from(Pool* pool, Context* context, const Stream* stream, uint64_t bytes,
                        uint64_t* address) {
   const std::shared_ptr<PoolState> state = pool->state;
-  if (bytes > context->device->snapshot.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes > context->device->arena_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t least = (bytes + kGranule - 1) / kGranule * kGranule;
   pools().used.store(true, std::memory_order_relaxed);
   std::unique_lock guard(pools().lock);

@@ -54,10 +54,11 @@ std::unique_ptr<wire::HandshakeStream> open_carrier(const wire::LeaseCarrier& wh
 constexpr uint64_t kArenaFirst = 0x2000'0000'0000;
 constexpr uint64_t kArenaLast = 0x5000'0000'0000;
 constexpr uint64_t kMinArenaBytes = 16ull << 30;
+constexpr uint64_t kUsualArenaBytes = 256ull << 30;  // a slice may grow while a program runs
 
-uint64_t arena_size(uint64_t memory) {
-  // Room for fragmentation, and for memory that is mapped more than once.
-  uint64_t bytes = kMinArenaBytes;
+// Room for fragmentation, and for memory that is mapped more than once.
+uint64_t arena_size(uint64_t memory, uint64_t least) {
+  uint64_t bytes = least;
   while (bytes < memory * 4) bytes *= 2;
   return bytes;
 }
@@ -214,9 +215,15 @@ CUresult Process::channel(Device& device, Channel** channel) {
 CUresult Process::connect_device(Device& device) {
   if (device.channel.load() != nullptr) return CUDA_SUCCESS;
   if (device.arena_bytes == 0) {
-    device.arena_bytes = arena_size(device.snapshot.memory_bytes);
-    device.arena_base = kArenaFirst;
-    if (!reserve_arena(&device.arena_base, device.arena_bytes)) {
+    bool reserved = false;
+    // Less where the program's address space is limited.
+    for (const uint64_t least : {kUsualArenaBytes, kMinArenaBytes}) {
+      device.arena_bytes = arena_size(device.snapshot.memory_bytes, least);
+      device.arena_base = kArenaFirst;
+      reserved = reserve_arena(&device.arena_base, device.arena_bytes);
+      if (reserved) break;
+    }
+    if (!reserved) {
       device.arena_bytes = 0;
       log(Level::kError, "there is no room for the addresses of device %d", device.ordinal);
       return CUDA_ERROR_OUT_OF_MEMORY;

@@ -83,6 +83,21 @@ def test_two_sessions_share_it(pool: Pool, memory: str) -> None:
         assert third.stdout.splitlines()[0] == "alloc 3000: 0", third.stderr
 
 
+def test_a_running_program_uses_what_its_slice_grew_by(pool: Pool, memory: str) -> None:
+    resize = ("slice", "resize", "main", "--memory")
+    with pool.started("main", [memory, "wait", "alloc", "6000", "info", "wait", "end"]) as program:
+        assert program.stdout is not None and program.stdin is not None
+        assert program.stdout.readline() == "waiting\n"
+        pool.ctl(*resize, "8192", check=True)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "alloc 6000: 0\n"
+        assert program.stdout.readline().split()[3] == str(8192 * MIB)
+        assert program.stdout.readline() == "waiting\n"
+        assert pool.ctl(*resize, "4096").returncode == 5  # it is in use
+    pool.ctl(*resize, "4096", check=True)
+
+
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_all_is_free_a_second_after_the_end(pool: Pool, memory: str, end: str) -> None:
     with pool.started(
