@@ -26,13 +26,19 @@ from gpupoold.slices.planning import Request
 LOG = logging.getLogger(__name__)
 
 COMMAND_MAX = 4096
+SENTENCE_MAX = 1000
+ID_MAX = (1 << 63) - 1  # SQLite's largest number
 FOLLOWERS_MAX = 256  # at once; one user other than root may have a quarter of them
 LOOK_SECONDS = 1.0  # followers look for events at least that often
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
     if isinstance(error, PoolError):
-        await context.abort(grpc.StatusCode[error.status], str(error))  # raises
+        # One line, and short enough for an HTTP/2 header: it may repeat what the caller said.
+        sentence = printable(str(error))
+        if len(sentence) > SENTENCE_MAX:
+            sentence = sentence[: SENTENCE_MAX - 3] + "..."
+        await context.abort(grpc.StatusCode[error.status], sentence)  # raises
     LOG.exception("a request failed", exc_info=error)
     await context.abort(
         grpc.StatusCode.INTERNAL, f"gpupoold failed: {type(error).__name__}: {error}"
@@ -199,7 +205,7 @@ class PoolService(pb_grpc.PoolServicer):
             if request.follow:
                 self._begin_to_follow(caller)
                 followed = caller
-            last, limit = request.after_id, request.limit
+            last, limit = min(request.after_id, ID_MAX), request.limit
             while True:
                 news = self._news  # before the look, so that nothing is missed in between
                 found, last = await self.turns.take(

@@ -26,9 +26,15 @@ def event_entry(message: Any) -> dict[str, Any]:
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on with each new event.")
 @click.option(
-    "--after", metavar="ID", type=click.IntRange(min=0), default=0, help="Only later ones."
+    "--after",
+    metavar="ID",
+    type=click.IntRange(0, (1 << 63) - 1),
+    default=0,
+    help="Only later ones.",
 )
-@click.option("--limit", "-n", metavar="N", type=click.IntRange(min=1), help="The newest N stored.")
+@click.option(
+    "--limit", "-n", metavar="N", type=click.IntRange(1, (1 << 31) - 1), help="The newest N stored."
+)
 @click.pass_obj
 def events(cli: Cli, follow: bool, after: int, limit: int | None) -> None:
     """Show what happened to your slices and the cards (root: to all slices).

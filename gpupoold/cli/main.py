@@ -95,6 +95,12 @@ def cli(context: click.Context, connect: str, as_json: bool) -> None:
     context.call_on_close(context.obj.close)
 
 
+def _problem(error: OSError) -> str:
+    if error.filename is None:
+        return f"the output cannot be written: {error.strerror or error}"
+    return f"{error.filename}: {error.strerror}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and ends with its exit status."""
     from gpupoold.cli.context import CommandError
@@ -105,12 +111,22 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         status = error.exit_code
     except CommandError as error:
-        click.echo(f"gpupoolctl: {error}", err=True)
+        from gpupoold.model import printable
+
+        click.echo(f"gpupoolctl: {printable(str(error))}", err=True)
         status = error.exit_status
     except (click.Abort, KeyboardInterrupt):
         status = 130
     except BrokenPipeError:
         # The reader of our output left: no traceback at the flush of the interpreter's end.
         sys.stdout = None  # type: ignore[assignment]
+        status = errors.EXIT_OTHER
+    except UnicodeEncodeError:
+        # Python's way to hold bytes of the command line that are no UTF-8.
+        click.echo("gpupoolctl: an argument is not valid UTF-8", err=True)
+        status = errors.EXIT_USAGE
+    except OSError as error:
+        sys.stdout = None  # type: ignore[assignment]
+        click.echo(f"gpupoolctl: {_problem(error)}", err=True)
         status = errors.EXIT_OTHER
     sys.exit(status if isinstance(status, int) else errors.EXIT_OK)

@@ -68,6 +68,8 @@ def run(
         raise click.UsageError("give either --slice, or --compute and --memory")
     if slice_name is None and (compute is None or memory is None):
         raise click.UsageError("--compute and --memory belong together")
+    if slice_name == "":
+        raise click.UsageError("--slice needs a name")
     if slice_name is not None and (gpu or priority is not None or mode != "hard"):
         raise click.UsageError("--gpu, --mode and --priority belong to a temporary slice")
     program = find_program(command[0])
@@ -84,7 +86,7 @@ def run(
             mode=mode,
             priority=priority or 0,
             has_priority=priority is not None,
-            command=" ".join(command),
+            command=os.fsencode(" ".join(command)).decode("utf-8", "replace"),
         ),
     )
     library = os.path.join(reply.client_directory, "libcuda.so.1")

@@ -43,13 +43,10 @@ def _make_directory(path: str, mode: int) -> None:
 
 def serve(arguments: list[str]) -> None:
     """Starts everything and waits for a signal; raises StartError."""
-    from oslo_log import log
-
     from gpupoold import conf as configuration
 
     conf, settings = configuration.load(arguments)
-    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
-    log.setup(conf, "gpupoold")
+    configuration.set_up_logging(conf)
     for sentence in configuration.unknown_options(conf):
         LOG.warning("%s; it has no effect", sentence)
 

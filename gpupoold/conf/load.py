@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import ipaddress
 import os
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from oslo_config import cfg
@@ -91,7 +96,8 @@ def load(arguments: list[str], *, defaults: bool = True) -> tuple[cfg.ConfigOpts
         name = None if group.GROUP == "DEFAULT" else group.GROUP
         conf.register_opts(group.OPTIONS, group=name)
     try:
-        conf(
+        _parse(
+            conf,
             arguments,
             project="gpupoold",
             prog="gpupoold",
@@ -117,6 +123,52 @@ def load(arguments: list[str], *, defaults: bool = True) -> tuple[cfg.ConfigOpts
         ) from None
     except cfg.Error as error:
         raise ConfigurationError(f"configuration: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"a configuration file is not UTF-8: byte {error.object[error.start]:#04x} at offset "
+            f"{error.start}"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"configuration file {error.filename} cannot be read: {error.strerror}"
+        ) from None
+
+
+def _parse(conf: cfg.ConfigOpts, arguments: list[str], **keywords: Any) -> None:
+    """oslo.config prints, and exits with 1, where a file has a wrong value of certain options."""
+    output, errors = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            conf(arguments, **keywords)
+    except SystemExit:
+        text = output.getvalue() + errors.getvalue()
+        wrong = re.fullmatch(r"argument --(\S+): (.+)\s*", text)
+        if wrong:
+            name = wrong.group(1)
+            # conf does not know its files yet.
+            files = [
+                value.removeprefix("--config-file=")
+                for before, value in pairwise(["", *arguments])
+                if before == "--config-file" or value.startswith("--config-file=")
+            ] or keywords["default_config_files"]
+            source = _source(conf, name, "DEFAULT", files or cfg.find_config_files("gpupoold"))
+            raise ConfigurationError(f"[DEFAULT] {name} ({source}): {wrong.group(2)}") from None
+        sys.stdout.write(output.getvalue())
+        sys.stderr.write(errors.getvalue())
+        raise
+
+
+def set_up_logging(conf: cfg.ConfigOpts) -> None:
+    """Logging as configured; raises ConfigurationError where that cannot be."""
+    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
+    try:
+        log.setup(conf, "gpupoold")
+    except OSError as error:
+        raise ConfigurationError(
+            f"logging: {error.filename or 'the log'} cannot be written: {error.strerror or error}"
+        ) from None
+    except Exception as error:  # oslo.log has no error of its own for most options
+        raise ConfigurationError(f"logging cannot be set up as configured: {error}") from None
 
 
 def unknown_options(conf: cfg.ConfigOpts) -> list[str]:
@@ -148,9 +200,11 @@ def _files(conf: cfg.ConfigOpts) -> str:
     return ", ".join(conf.config_file or []) or "the command line"
 
 
-def _source(conf: cfg.ConfigOpts, option: str, group: str) -> str:
+def _source(
+    conf: cfg.ConfigOpts, option: str, group: str, files: Sequence[str] | None = None
+) -> str:
     """The file that sets the option, as precisely as can be told."""
-    for name in reversed(conf.config_file or []):
+    for name in reversed(conf.config_file or [] if files is None else files):
         try:
             with open(name, encoding="utf-8") as stream:
                 text = stream.read()

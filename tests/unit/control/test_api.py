@@ -269,6 +269,60 @@ def test_an_installation_without_the_client_library_says_so(served, root, monkey
     until(lambda: not served.pool.store.slices())
 
 
+def test_arguments_of_any_bytes_and_size_get_a_sentence(served):
+    for arguments, status, words in (
+        (("slice", "show", b"\xff"), 2, "not valid UTF-8"),
+        (("slice", "show", "x" * 10_000), 3, "x..."),
+        (("slice", "show", "a\nb"), 3, "a"),
+        (("events", "--limit", "99999999999999"), 2, "--limit"),
+        (("events", "--after", "99999999999999999999"), 2, "--after"),
+        (("run", "--slice", "", "--", "true"), 2, "--slice needs a name"),
+        (("run", "--slice", "a\nb", "--", "true"), 3, "a"),
+        (("run", "--slice", "a", "--", "no\nsuch"), 127, "no?such"),
+    ):
+        done = served.ctl(*arguments)
+        assert (done.returncode, words in done.stderr) == (status, True), (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+        if status not in (2,):
+            assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_program_with_arguments_that_are_no_text(served, root, monkeypatch):
+    (root / "native" / "client").mkdir(parents=True)
+    (root / "native" / "client" / "libcuda.so.1").write_bytes(b"")
+    monkeypatch.setenv(paths.ENVIRONMENT, str(root / "native"))
+    served.json("slice", "create", "--name", "a", "--compute", "5", "--memory", "64")
+    done = served.ctl("run", "--slice", "a", "--", "test", b"\xff", "=", b"\xff")
+    assert done.returncode == 0, done.stderr
+
+
+def test_output_that_cannot_be_written(served):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpupoold.cmd.ctl", "--connect", served.address, "gpu", "list"],
+            env={**os.environ, "PYTHONPATH": PACKAGES}, stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=60, cwd="/", check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "gpupoolctl: the output cannot be written: No space left on device\n"
+
+
+def test_numbers_at_their_ends(served):
+    stub = pb_grpc.PoolStub(grpc.insecure_channel(served.address))
+    most = (1 << 64) - 1
+    for request in (
+        pb.CreateSliceRequest(name="a", compute_percent=1, memory_mib=most),
+        pb.CreateSliceRequest(name="a", compute_percent=(1 << 32) - 1, memory_mib=1),
+        pb.CreateSliceRequest(
+            name="a", compute_percent=1, memory_mib=1, priority=-(1 << 31), has_priority=True
+        ),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.CreateSlice(request, timeout=10)
+        assert caught.value.code().name in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
+    assert list(stub.WatchEvents(pb.WatchEventsRequest(after_id=most), timeout=10)) == []
+
+
 def never():
     """A request that is opened and never made."""
     threading.Event().wait(30)

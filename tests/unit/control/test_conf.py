@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpupoold.conf import load, unknown_options
+from gpupoold.conf import load, set_up_logging, unknown_options
 from gpupoold.errors import ConfigurationError
 
 
@@ -39,6 +39,8 @@ def test_values_are_taken(root):
 
 
 WRONG = [
+    ("DEFAULT", "debug", "7"),
+    ("DEFAULT", "use_syslog", "maybe"),
     ("DEFAULT", "event_limit", "many"),
     ("DEFAULT", "event_limit", "5"),
     ("DEFAULT", "host", "not a host name"),
@@ -111,3 +113,33 @@ def test_the_sample_lists_every_option(root):
         start = lines.index(f"[{group.GROUP}]")
         for option in group.OPTIONS:
             assert any(line.startswith(f"#{option.name} =") for line in lines[start:]), option.name
+
+
+def test_a_file_that_is_not_utf8(root):
+    path = root / "g.conf"
+    path.write_bytes(b"[DEFAULT]\nhost = \xff\n")
+    with pytest.raises(ConfigurationError, match="not UTF-8: byte 0xff"):
+        load(["--config-file", str(path)], defaults=False)
+
+
+def test_a_directory_instead_of_a_file(root):
+    with pytest.raises(ConfigurationError, match=r"cannot be read|not found|parsed"):
+        load(["--config-file", str(root)], defaults=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("log_file = /nowhere/at/all.log", "/nowhere"),
+        ("log_dir = /proc/nowhere", "/proc/nowhere"),
+        ("log_config_append = /nowhere.ini", "nowhere.ini"),
+        ("default_log_levels = x", "logging cannot be set up"),
+        ("use_syslog = true\nsyslog_log_facility = kitchen", "facility must be one of"),
+    ],
+)
+def test_logging_that_cannot_be_set_up(root, lines, names):
+    path = root / "g.conf"
+    path.write_text(f"[DEFAULT]\n{lines}\n")
+    conf, _ = load(["--config-file", str(path)], defaults=False)
+    with pytest.raises(ConfigurationError, match=names):
+        set_up_logging(conf)
