@@ -80,9 +80,15 @@ CUresult create_in_worker(Context* context) {
 
 // True if it was alive. What clients keep with the context is for the caller to forget, without any
 // lock: that runs code of theirs.
-bool destroy(Context* context) {
+// With `wait` its work is done afterwards, and what it printed has come.
+bool destroy(Context* context, bool wait) {
   if (!context->active.exchange(false)) return false;
-  if (!channel_of(context).lost()) {
+  if (wait && !channel_of(context).lost()) {
+    PendingCall call;
+    channel_of(context).call(
+        op(Operation::kCtxDestroyV2), context->wire_id(), sizeof(wire::Handle),
+        [&](wire::Encoder& encoder) { encoder.handle(context->wire); }, &call);
+  } else if (!channel_of(context).lost()) {
     Channel::Post post(channel_of(context), op(Operation::kCtxDestroyV2), context->wire_id(),
                        sizeof(wire::Handle));
     post.encoder().handle(context->wire);
@@ -157,7 +163,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
   {
     std::lock_guard guard(device->lock);
     if (device->primary_count == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    if (--device->primary_count == 0) ended = destroy(device->primary);
+    if (--device->primary_count == 0) ended = destroy(device->primary, false);
   }
   if (ended) forget(device->primary);
   return CUDA_SUCCESS;
@@ -171,7 +177,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
   {
     // The handle stays; what the context held is gone. It works again after the next retain.
     std::lock_guard guard(device->lock);
-    if (device->primary != nullptr) ended = destroy(device->primary);
+    if (device->primary != nullptr) ended = destroy(device->primary, true);
     device->primary_count = 0;
   }
   if (ended) forget(device->primary);
@@ -248,7 +254,7 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
   REQUIRE(handle != nullptr);
   Context* context = find_context(handle);
   if (context == nullptr || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!destroy(context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (!destroy(context, true)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   forget(context);
   // A context that is on top of the caller's stack is popped; elsewhere it stays, unusable.
   auto& stack = thread_state().stack;

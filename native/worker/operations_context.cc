@@ -89,7 +89,9 @@ bool execute_context(SessionState& session, const Command& command) {
     if (!decoder.finished()) return session.malformed(command);
     Context* context = session.contexts.find(handle);
     if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+    const bool printing = context->printing;
     session.destroy_context(context);
+    session.before_reply(command.context, CUDA_SUCCESS, printing);
     return session.answer(command, CUDA_SUCCESS);
   }
   if (!decoder.finished() || !command.wants_reply()) return session.malformed(command);

@@ -132,6 +132,9 @@ struct Outgoing {
   };
   std::deque<Entry> entries;
   uint64_t left = 0;  // bytes of the whole copy that were not sent
+  uint32_t context = 0;
+  CUstream stream = nullptr;
+  bool printing = false;  // kernels of the context may have printed
 };
 
 // Waits for the oldest piece and sends it.
@@ -161,6 +164,11 @@ void drop(SessionState& session, Outgoing& outgoing) {
 // Sends all that was submitted. False: the client has gone.
 bool send_all(SessionState& session, uint64_t call, Outgoing& outgoing) {
   bool gone = false;
+  if (outgoing.printing) {
+    // What was printed goes ahead of the last reply; the driver hands it out when it is waited for.
+    const CUresult result = session.driver().cuStreamSynchronize(outgoing.stream);
+    session.before_reply(outgoing.context, result, true);
+  }
   while (!outgoing.entries.empty()) {
     const CUresult result = send_oldest(session, call, outgoing, &gone);
     if (result != CUDA_SUCCESS || gone) {
@@ -215,11 +223,9 @@ bool from_device(SessionState& session, const Command& command) {
     done += piece.bytes;
   }
   session.bytes_out.fetch_add(body.bytes, std::memory_order_relaxed);
-  const bool printing = context->printing;
-  if (printing) {
-    context->printing = false;
-    session.before_reply(context, command.context, CUDA_SUCCESS, printing);
-  }
+  outgoing->stream = stream->driver;
+  outgoing->printing = context->printing;
+  outgoing->context = command.context;
   if (!small) return send_all(session, command.call, *outgoing);
 
   const int64_t end = monotonic_us() + kPollUs;

@@ -261,9 +261,7 @@ void SessionState::send_event(wire::EventKind kind, uint32_t context, const void
   send(FrameKind::kEvents, frame.data(), static_cast<uint32_t>(frame.size()), nullptr, 0);
 }
 
-void SessionState::before_reply(Context* context, uint32_t context_id, CUresult result,
-                                bool printing) {
-  if (context != nullptr) context->printing = false;
+void SessionState::before_reply(uint32_t context_id, CUresult result, bool printing) {
   if (printing) send_text(wire::EventKind::kPrintf, context_id, printf_.take());
   // A sticky error is the reply's own status; what the driver says about it goes ahead.
   if (result != CUDA_SUCCESS || printing) {

@@ -74,7 +74,7 @@ struct Context {
   uint32_t id = 0;  // wire id
   wire::Handle handle;
   bool primary = false;
-  bool printing = false;  // a kernel ran since printf's output was last looked for
+  bool printing = false;  // a kernel that prints was launched: its output is looked for
   bool sticky_told = false;
   Stream legacy;
   std::vector<Stream*> busy;
@@ -161,7 +161,7 @@ class SessionState {
   bool reply(uint64_t call, CUresult result, const void* body, size_t body_bytes,
              const carriers::Part* bulk = nullptr, int bulk_count = 0, bool more = false);
   // What is to arrive in front of a reply of a call that waited: output, and a sticky error.
-  void before_reply(Context* context, uint32_t context_id, CUresult result, bool printing);
+  void before_reply(uint32_t context_id, CUresult result, bool printing);
   // What the driver wrote, as events for the client.
   void send_text(wire::EventKind kind, uint32_t context_id, const std::string& text);
 

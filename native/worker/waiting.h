@@ -33,22 +33,21 @@ bool poll_or_wait(SessionState& session, const Command& command, Context* contex
   if (result != CUDA_ERROR_NOT_READY) {
     // The driver hands out printf's output, and errors, in its waiting calls.
     if (printing || result != CUDA_SUCCESS) result = wait();
-    session.before_reply(context, command.context, result, printing);
+    session.before_reply(command.context, result, printing);
     return session.answer(command, result);
   }
   const uint64_t call = command.call;
   const uint32_t id = command.context;
   const CUcontext driver_context = context->driver;
-  context->printing = false;
   auto task = [&session, call, id, driver_context, printing, wait] {
     session.enter_on_this_thread(driver_context);
     const CUresult waited = wait();
-    session.before_reply(nullptr, id, waited, printing);
+    session.before_reply(id, waited, printing);
     session.reply(call, waited, nullptr, 0);
   };
   if (session.waiters().run(task)) return true;
   result = wait();
-  session.before_reply(context, id, result, printing);
+  session.before_reply(id, result, printing);
   return session.answer(command, result);
 }
 

@@ -147,6 +147,7 @@ def test_devices_and_their_choice(machine: Machine) -> None:
         ("[[gpu]]\ncompute_capability = '3.0'\n", "the simulator knows"),
         ("[[gpu]]\nmemmory_mib = 100\n", "unknown key 'memmory_mib'"),
         ("[[gpu]]\npci = 'x'\n", "'pci' is"),
+        ("[[[", "cannot be parsed as TOML"),
         ("[[gpu]\n", "not valid TOML (line 1"),
     ],
 )

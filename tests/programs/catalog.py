@@ -14,6 +14,7 @@ block 0 says hello  1.25 z 4000000000 -5000000000 beef %
 block 0 says hello  2.25 z 4000000000 -5000000000 beef %
 ok
 """
+PRINTF_IN_ORDER = "".join(f"device {i}\nhost {i}\n" for i in range(1, 7)) + "ok\n"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ RUNTIME_PROGRAMS = [
     Program("symbols", "cuda"),
     Program("default_streams", "cuda", flags=("--default-stream", "per-thread")),
     Program("printf", "cuda", output=PRINTF_OUTPUT),
+    Program("printf_flush", "cuda", output=PRINTF_IN_ORDER),
     Program("runtime_errors", "cuda"),
     Program("stream_ordered", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),

@@ -57,6 +57,7 @@ CUresult destroy(Context* context) {
   if (context->primary) return CUDA_ERROR_INVALID_CONTEXT;
   if (!context->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (current_or_null() == context) context_stack().pop_back();
+  context->wait_idle();  // its work is done, and what it printed is seen
   context->deactivate();
   return CUDA_SUCCESS;
 }
@@ -88,6 +89,7 @@ GPUPOOL_API cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
 GPUPOOL_API cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   Device* device;
   GPUPOOL_TRY(find_device(dev, &device));
+  if (device->primary->active) device->primary->wait_idle();
   std::lock_guard lock(driver().mutex);
   if (device->primary->active) device->primary->deactivate();
   return CUDA_SUCCESS;

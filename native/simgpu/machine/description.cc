@@ -10,6 +10,11 @@
 #include <stdexcept>
 
 #define TOML_EXCEPTIONS 1
+// A file that the parser did not expect is wrong, and no reason to end the process.
+#define TOML_ASSERT(condition)                                                 \
+  do {                                                                         \
+    if (!(condition)) throw std::runtime_error("it cannot be parsed as TOML"); \
+  } while (false)
 #include <toml++/toml.h>
 
 namespace gpupool::simgpu {
