@@ -23,6 +23,14 @@ def without_addresses(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "ADDRESS", text)
 
 
+def each(programs: list[Program]) -> pytest.MarkDecorator:
+    """A test for each program, slow where the program is."""
+    return pytest.mark.parametrize(
+        "program",
+        [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.slow else []) for p in programs],
+    )
+
+
 def run_both_ways(pool: Pool, program: Program, command: list[str]) -> None:
     """Runs the program with and without gpupool and compares."""
     direct = pool.direct(command, environment=program.environment)
@@ -34,7 +42,7 @@ def run_both_ways(pool: Pool, program: Program, command: list[str]) -> None:
     assert without_addresses(remote.stdout) == without_addresses(direct.stdout)
 
 
-@pytest.mark.parametrize("program", RUNTIME_PROGRAMS, ids=lambda p: p.name)
+@each(RUNTIME_PROGRAMS)
 def test_static_cudart_13(shared_pool: Pool, compiler: Compiler, program: Program) -> None:
     run_both_ways(shared_pool, program, program.command(compiler, "static13"))
 
@@ -117,7 +125,7 @@ def test_driver_api_over_tcp(shared_pool: Pool, compiler: Compiler, program: Pro
     assert problem is None, f"{problem}\n{remote.stderr}\n{shared_pool.logs()}"
 
 
-@pytest.mark.parametrize("program", PYTHON_PROGRAMS, ids=lambda p: p.name)
+@each(PYTHON_PROGRAMS)
 def test_python(shared_pool: Pool, compiler: Compiler, program: Program) -> None:
     run_both_ways(shared_pool, program, program.command(compiler))
 

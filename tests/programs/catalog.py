@@ -30,6 +30,7 @@ class Program:
     faults: bool = False  # makes a fault on purpose, which ends its context
     environment: dict[str, str] = field(default_factory=dict)
     folder: str | None = None  # None: named after the kind
+    slow: bool = False  # some ten seconds
     newest_only: bool = False  # includes headers that refuse those of an older CUDA runtime
 
     @property
@@ -38,7 +39,10 @@ class Program:
         return HERE / (self.folder or self.kind) / f"{self.name}.{suffix}"
 
     def command(self, compiler: Compiler, runtime: str = "static13") -> list[str]:
-        """The command line; compiles what is not compiled yet."""
+        """The command line; compiles what is not compiled yet.
+
+        Device code of a driver program that lies in a file beside it is its argument.
+        """
         if self.kind == "python":
             return [sys.executable, str(self.source), *self.arguments]
         built: Path = (
@@ -46,6 +50,8 @@ class Program:
             if self.kind == "cuda"
             else compiler.driver(self.name, self.source.parent.name)
         )
+        if self.kind == "driver" and self.source.with_suffix(".cu").exists():
+            return [str(built), str(compiler.ptx(self.name, self.source.parent.name))]
         return [str(built), *self.arguments]
 
     def problem(self, status: int, output: str) -> str | None:
@@ -88,6 +94,13 @@ RUNTIME_PROGRAMS = [
     Program("word_table", "cuda", folder="newcomer"),
     Program("integrators", "cuda", flags=("--extended-lambda",), folder="newcomer"),
     Program("mistakes", "cuda", faults=True, folder="newcomer"),
+    Program("radix_by_ballots", "cuda", output=None, folder="newcomer"),
+    Program("conjugate_gradient", "cuda", output=None, folder="newcomer", newest_only=True),
+    Program("convolution_3d", "cuda", output=None, folder="newcomer"),
+    Program("hash_and_search", "cuda", output=None, folder="newcomer"),
+    Program("virtual_shapes", "cuda", output=None, folder="newcomer"),
+    Program("wrong_on_purpose", "cuda", output=None, faults=True, folder="newcomer"),
+    Program("thrust_and_cub", "cuda", output=None, folder="newcomer", newest_only=True, slow=True),
 ]
 
 DRIVER_PROGRAMS = [
@@ -101,6 +114,7 @@ DRIVER_PROGRAMS = [
     Program("sticky", "driver", output=None, faults=True),
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),
     Program("two_queues", "driver", folder="newcomer"),
+    Program("threads_and_events", "driver", output=None, folder="newcomer"),
 ]
 
 PYTHON_PROGRAMS = [
@@ -112,6 +126,24 @@ PYTHON_PROGRAMS = [
     Program("numba_clusters", "python", needs=("numba", "numba_cuda"), folder="newcomer"),
     Program("cupy_module", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
     Program("cupy_by_hand", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
+    *(
+        Program(
+            name, "python", output=None, needs=("numba", "numba_cuda"), folder="newcomer", slow=True
+        )
+        for name in ("numba_kmeans", "numba_ufuncs", "numba_pipeline")
+    ),
+    *(
+        Program(
+            name,
+            "python",
+            output=None,
+            needs=("cupy",),
+            environment=CUPY,
+            folder="newcomer",
+            slow=True,
+        )
+        for name in ("cupy_graph", "cupy_image")
+    ),
 ]
 
 # Built from source, some minutes: only where it is installed or the long tests run.

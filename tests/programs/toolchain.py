@@ -196,10 +196,10 @@ class Compiler:
             ],
         )
 
-    def ptx(self, name: str) -> str:
-        """PTX text of cuda/<name>.cu for compute capability 7.5."""
-        source = HERE / "cuda" / f"{name}.cu"
-        key = self._key([source, HERE / "cuda" / "check.h"], [self.toolkit.release])
+    def ptx(self, name: str, folder: str = "driver") -> Path:
+        """The PTX of <folder>/<name>.cu, which includes nothing, for compute capability 7.5."""
+        source = HERE / folder / f"{name}.cu"
+        key = self._key([source], [self.toolkit.release])
         return self._build(
             f"{name}-{key}.ptx",
             lambda out: [
@@ -212,7 +212,7 @@ class Compiler:
                 "-o",
                 out,
             ],
-        ).read_text()
+        )
 
     def driver_stub(self) -> Path:
         """A libcuda.so.1 to link with: every name of the driver API, none with a meaning."""
