@@ -470,7 +470,10 @@ class Pool:
             )
         process = self.runs.identify(caller.pid)
         with self._lock:
-            _, slices, leases, _ = self.store.snapshot()
+            _, slices, leases, runs = self.store.snapshot()
+            most = self.settings.max_runs_per_user
+            if not caller.is_admin and sum(run.uid == caller.uid for run in runs) >= most:
+                raise NoCapacity(f"a user may have at most {most} programs running at once here")
             run_id = str(uuid.uuid4())
             if request is not None:
                 self._check_count(caller, slices)
@@ -508,7 +511,9 @@ class Pool:
         except (PoolError, OSError) as error:
             self._run_ended(run.id)
             if isinstance(error, OSError):
-                raise PoolError(f"the lease file cannot be written: {error}") from None
+                raise PoolError(
+                    f"the lease file cannot be written: {error.strerror or error}"
+                ) from None
             raise
         return run, piece
 

@@ -23,7 +23,7 @@ import struct
 import threading
 from collections import Counter
 
-from gpupoold.errors import SocketError
+from gpupoold.errors import SocketError, StartError, StateError
 from gpupoold.model import Caller
 
 LOG = logging.getLogger(__name__)
@@ -37,6 +37,15 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", data)
     return uid & 0xFFFFFFFF, pid
+
+
+def not_made(path: str, error: OSError) -> StartError:
+    """The error of a socket, its directory or lock: the disk's fault, or the path's."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StateError(f"state: the disk that holds {path} is full; free some space")
+    if error.errno == errno.EROFS:
+        return StateError(f"state: {path} is on a read-only file system")
+    return SocketError(f"socket: {path} cannot be made: {error.strerror or error}")
 
 
 class Claim:
@@ -60,9 +69,7 @@ class Claim:
             self.socket.close()
             os.close(self._lock)
             if isinstance(error, OSError):
-                raise SocketError(
-                    f"socket: {path} cannot be made: {error.strerror or error}"
-                ) from None
+                raise not_made(path, error) from None
             raise
 
     def _take_lock(self) -> int:
@@ -70,7 +77,7 @@ class Claim:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise SocketError(f"socket: {name} cannot be made: {error.strerror}") from None
+            raise not_made(name, error) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -176,12 +183,12 @@ class PeerGate:
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
+                uid, pid = credentials(connection)
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     LOG.warning("no connection can be accepted now: %s", error)
                     await asyncio.sleep(0.2)
                 continue
-            uid, pid = credentials(connection)
             if not self._admit(uid):
                 LOG.warning("refused a connection of user %d: too many are open", uid)
                 connection.close()
@@ -198,8 +205,9 @@ class PeerGate:
         return total < self._limit and self._open[uid] < self._limit_per_user
 
     async def _join(self, outer: socket.socket, uid: int, pid: int) -> None:
-        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        inner = None
         try:
+            inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             outer.setblocking(False)
             inner.setblocking(False)
             self._number += 1
@@ -213,7 +221,8 @@ class PeerGate:
             LOG.debug("a connection of user %d ended: %s", uid, error)
         finally:
             outer.close()
-            inner.close()
+            if inner is not None:
+                inner.close()
             self._open[uid] -= 1
             if not self._open[uid]:
                 del self._open[uid]

@@ -5,15 +5,17 @@ Exit status: 0 after a signal, 2 configuration, 3 driver, 4 state or disk, 5 soc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 from types import FrameType
 
-from gpupoold.errors import SocketError, StartError, StateError
+from gpupoold.errors import StartError, StateError
 
 LOG = logging.getLogger("gpupoold")
 
@@ -38,7 +40,16 @@ def _make_directory(path: str, mode: int) -> None:
         os.makedirs(path, exist_ok=True)
         os.chmod(path, mode)
     except OSError as error:
-        raise SocketError(f"socket: {path} cannot be made: {error.strerror}") from None
+        from gpupoold.api.peers import not_made
+
+        raise not_made(path, error) from None
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection takes two descriptors and each running program one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def serve(arguments: list[str]) -> None:
@@ -66,6 +77,7 @@ def serve(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
 
+    _raise_descriptor_limit()
     _make_directory(settings.run_dir, 0o755)
     claim = Claim(settings.api_socket)
     store = Store(settings.database, settings.event_limit)

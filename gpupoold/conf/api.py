@@ -42,4 +42,11 @@ OPTIONS = [
         help="How many slices a user other than root may have at once; 0: none, only root makes "
         "slices.",
     ),
+    cfg.IntOpt(
+        "max_runs_per_user",
+        default=256,
+        min=1,
+        help="How many programs a user other than root may have started with `gpupoolctl run` at "
+        "once.",
+    ),
 ]

@@ -42,6 +42,7 @@ class Settings:
     max_connections_per_user: int
     worker_threads: int
     max_slices_per_user: int
+    max_runs_per_user: int
     broker_tcp_listen: str
     warm_workers: int
     warm_context: bool
@@ -306,6 +307,7 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         max_connections_per_user=conf.api.max_connections_per_user,
         worker_threads=conf.api.worker_threads,
         max_slices_per_user=conf.api.max_slices_per_user,
+        max_runs_per_user=conf.api.max_runs_per_user,
         broker_tcp_listen=tcp,
         warm_workers=conf.broker.warm_workers,
         warm_context=conf.broker.warm_context,

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -271,6 +272,13 @@ class Store:
                 f"state: {self.path} is damaged ({problem}); restore a copy, or move the file "
                 "away to start with an empty state"
             )
+        if version:
+            row = db.execute("SELECT value FROM meta WHERE key = 'generation'").fetchone()
+            if row is None or not re.fullmatch(r"[0-9]{1,18}", row[0]):
+                raise StateError(
+                    f"state: {self.path} is damaged (no generation); restore a copy, or move the "
+                    "file away to start with an empty state"
+                )
         if db.execute("PRAGMA foreign_key_check").fetchone() is not None:
             raise StateError(f"state: {self.path} contradicts itself (a foreign key dangles)")
         db.execute("BEGIN IMMEDIATE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -24,6 +25,7 @@ import gpupoold
 from gpupoold import errors, paths
 from gpupoold.api import gpupool_pb2 as pb
 from gpupoold.api import gpupool_pb2_grpc as pb_grpc
+from gpupoold.api import peers
 from gpupoold.api.peers import Claim
 from gpupoold.api.server import ApiServer
 from gpupoold.cli.main import cli, main
@@ -321,6 +323,31 @@ def test_numbers_at_their_ends(served):
             stub.CreateSlice(request, timeout=10)
         assert caught.value.code().name in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
     assert list(stub.WatchEvents(pb.WatchEventsRequest(after_id=most), timeout=10)) == []
+
+
+def test_a_connection_without_a_descriptor_left_is_not_counted_for_ever(served, monkeypatch):
+    made = socket.socket
+
+    def refuse(*arguments, **keywords):
+        if keywords.get("fileno") is not None:  # accept() makes its object so
+            return made(*arguments, **keywords)
+        monkeypatch.setattr(peers.socket, "socket", made)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with made(socket.AF_UNIX) as client:
+        monkeypatch.setattr(peers.socket, "socket", refuse)
+        client.connect(served.settings.api_socket)
+        client.settimeout(10)
+        assert client.recv(1) == b""  # closed, instead of left hanging
+    assert not served.api._gate._open
+    assert served.json("slice", "list") == []
+
+
+def test_a_full_disk_is_not_called_a_socket_in_use(tmp_path):
+    full = peers.not_made("/x", OSError(errno.ENOSPC, "No space left on device"))
+    assert (type(full), full.exit_status) == (errors.StateError, 4)
+    other = peers.not_made("/x", OSError(errno.EACCES, "Permission denied"))
+    assert (type(other), other.exit_status) == (errors.SocketError, 5)
 
 
 def never():

@@ -170,6 +170,21 @@ def test_users_see_and_touch_their_own_only(host):
     assert kinds == {"b"}
 
 
+def test_a_users_programs_are_limited_and_roots_are_not(root, program):
+    host = Host(root, api_max_runs_per_user="2")
+    host.pool.create_slice(ALICE, want("a"))
+    host.pool.create_slice(ROOT, want("r"))
+    alice, admin = (Caller(who.uid, program.pid, who.is_admin) for who in (ALICE, ROOT))
+    for _ in range(2):
+        host.pool.start_run(alice, "a", None, "x")
+    with pytest.raises(NoCapacity, match="at most 2 programs"):
+        host.pool.start_run(alice, "a", None, "x")
+    for _ in range(3):
+        host.pool.start_run(admin, "r", None, "x")
+    host.stop()
+    host.broker.close()
+
+
 def test_a_users_slices_are_limited_and_roots_are_not(root):
     host = Host(root, api_max_slices_per_user="2")
     for name in "ab":

@@ -301,3 +301,20 @@ def test_a_disk_that_gets_full_refuses_the_change_and_keeps_the_rest(root):
     store.open()  # and with room again, all goes on
     assert len(store.events()) > 10
     store.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM meta WHERE key = 'generation'",
+        "UPDATE meta SET value = 'many' WHERE key = 'generation'",
+        "UPDATE meta SET value = '99999999999999999999' WHERE key = 'generation'",
+    ],
+)
+def test_a_file_without_a_generation_is_damaged(store, damage):
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute(damage)
+    db.close()
+    with pytest.raises(StateError, match="is damaged"):
+        Store(store.path, 1000).open()
