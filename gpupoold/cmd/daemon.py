@@ -15,6 +15,7 @@ import sys
 import threading
 from types import FrameType
 
+from gpupoold.directories import own_directory
 from gpupoold.errors import StartError, StateError
 
 LOG = logging.getLogger("gpupoold")
@@ -35,10 +36,9 @@ def _notify(message: str) -> None:
             LOG.warning("systemd could not be told %s: %s", message, error)
 
 
-def _make_directory(path: str, mode: int) -> None:
+def _make_directory(path: str, mode: int, *, may_be_link: bool = False) -> None:
     try:
-        os.makedirs(path, exist_ok=True)
-        os.chmod(path, mode)
+        own_directory(path, mode, may_be_link=may_be_link)
     except OSError as error:
         from gpupoold.api.peers import not_made
 
@@ -78,7 +78,7 @@ def serve(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, on_signal)
 
     _raise_descriptor_limit()
-    _make_directory(settings.run_dir, 0o755)
+    _make_directory(settings.run_dir, 0o755, may_be_link=True)
     claim = Claim(settings.api_socket)
     store = Store(settings.database, settings.event_limit)
     driver = Driver(settings.driver_directory)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from gpupoold.directories import own_directory
 from gpupoold.model import Lease
 
 SUFFIX = ".json"
@@ -31,8 +32,7 @@ class LeaseFiles:
 
     def prepare(self) -> None:
         """Makes the directory; others may pass through it to a file they know."""
-        os.makedirs(self.directory, mode=0o711, exist_ok=True)
-        os.chmod(self.directory, 0o711)  # noqa: S103
+        own_directory(self.directory, 0o711)
 
     def path(self, run_id: str) -> str:
         """Where the file of a run is."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gpupoold.directories import own_directory
 from gpupoold.errors import AlreadyExists, StateError, StateWriteFailed
 from gpupoold.model import (
     Event,
@@ -214,7 +215,7 @@ class Store:
         """Opens, checks and upgrades the file; raises StateError with one sentence."""
         directory = os.path.dirname(self.path)
         try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            own_directory(directory, 0o700, may_be_link=True)
             self._lock_fd = os.open(
                 self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
             )

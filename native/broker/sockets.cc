@@ -52,9 +52,19 @@ std::string advice(int error) {
 
 void make_directory(const std::string& path) {
   if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) fail("cannot make " + path, errno);
-  struct stat status;
-  if (stat(path.c_str(), &status) != 0) fail(path, errno);
+  // Whoever owns it can replace the sockets in it.
+  struct stat link, status;
+  if (lstat(path.c_str(), &link) != 0 || stat(path.c_str(), &status) != 0) fail(path, errno);
   if (!S_ISDIR(status.st_mode)) fail(path, ENOTDIR);
+  for (const struct stat& one : {link, status}) {
+    if (one.st_uid == 0 || one.st_uid == geteuid()) continue;
+    throw StartError(kExitSocket, path + " belongs to user " + std::to_string(one.st_uid) +
+                                      ": give it to the user that runs gpupool-broker, or name "
+                                      "another directory");
+  }
+  if ((status.st_mode & S_IWOTH) != 0) {
+    throw StartError(kExitSocket, path + " can be written by everybody: chmod 755 it");
+  }
 }
 
 // Somebody answers there.

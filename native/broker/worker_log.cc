@@ -59,7 +59,8 @@ void WorkerLog::take(const char* data, size_t bytes) {
     return;
   }
   if (failed_ || left_ == 0) return;
-  if (!file_) file_.reset(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!file_)
+    file_.reset(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
   std::string end;
   if (bytes >= left_) {
     bytes = left_;
@@ -79,6 +80,12 @@ void prepare_log_directory(const std::string& directory, size_t keep) {
   namespace fs = std::filesystem;
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
     log(LogLevel::kWarning, "no worker logs: cannot make " + directory + ": " + strerror(errno));
+    return;
+  }
+  struct stat status;
+  if (lstat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
+      (status.st_uid != 0 && status.st_uid != geteuid())) {
+    log(LogLevel::kWarning, "no worker logs: " + directory + " is not a directory of our own");
     return;
   }
   std::error_code error;

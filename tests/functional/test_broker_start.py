@@ -188,3 +188,20 @@ def test_nonsense_on_the_broker_socket(host: BrokerHost) -> None:
             host.connect()
             host.push(lease)
             assert session.ask("query")[0] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_that_others_can_change(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    os.chown(foreign, 65534, 65534)
+    link = tmp_path / "link"
+    link.symlink_to(foreign)
+    for path in (foreign, link):
+        status, said = run("--run-dir", path)
+        assert status == SOCKET and "belongs to user 65534" in said, said
+    everybodys = tmp_path / "everybodys"
+    everybodys.mkdir()
+    everybodys.chmod(0o777)
+    status, said = run("--run-dir", everybodys)
+    assert status == SOCKET and "can be written by everybody" in said, said
