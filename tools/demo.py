@@ -105,7 +105,8 @@ def steps(python: str) -> None:
         ("Numba kernels", "numba_kernels.py"),
         ("CuPy expressions", "cupy_arrays.py"),
     ):
-        run_in_slice(title, [python, str(programs / name)], f"python {name}")
+        # Without Numba's advice on performance.
+        run_in_slice(title, [python, "-W", "ignore", str(programs / name)], f"python {name}")
 
     show_session(driver)
 

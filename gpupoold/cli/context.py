@@ -125,6 +125,11 @@ class Cli:
                 f"gpupoold at {self.connect} did not answer within {TIMEOUT_SECONDS} s",
                 errors.EXIT_UNREACHABLE,
             )
+        if code == grpc.StatusCode.CANCELLED:
+            return CommandError(
+                f"gpupoold at {self.connect} ended the connection before it answered; try again",
+                errors.EXIT_UNREACHABLE,
+            )
         if code == grpc.StatusCode.UNAVAILABLE and not details.startswith(
             ("the broker", "programs cannot", "slice ")
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,19 @@ SLICE_FIELDS = (
     "gpu_health",
 )
 
-COMPUTE = click.IntRange(1, 100)
-MEMORY = click.IntRange(min=1, max=1 << 34)
+
+class Number(click.IntRange):
+    """A whole number in plain digits: int() would also take "1_0" and digits of other scripts."""
+
+    def convert(self, value: Any, parameter: Any, context: Any) -> int:
+        """Fails with a usage error."""
+        if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,20}", value):
+            self.fail(f"{value!r} is not a whole number.", parameter, context)
+        return int(super().convert(value, parameter, context))
+
+
+COMPUTE = Number(1, 100)
+MEMORY = Number(1, 1 << 34)
 
 
 def slice_entry(message: Any) -> dict[str, Any]:
@@ -67,7 +79,7 @@ def share_options(command: Any) -> Any:
     command = click.option(
         "--priority",
         metavar="N",
-        type=click.IntRange(0, 10),
+        type=Number(0, 10),
         help="0 (least) to 10; 5 unless given.",
     )(command)
     return click.option(

@@ -55,6 +55,20 @@ def test_gpu_check_on_the_simulated_card(simulated_driver: Path, tmp_path: Path)
     assert [o["problem"] for o in found["outcomes"]] == ["", "", ""]
 
 
+def test_the_demo() -> None:
+    done = run_tool(
+        "-m",
+        "gpupoold.testing.sandbox",
+        "--",
+        sys.executable,
+        str(TOOLS / "demo.py"),
+        "--programs-python",
+        sys.executable,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "demo: ok"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("carrier", ["unix", "tcp"])
 def test_bench(carrier: str) -> None:

@@ -279,6 +279,9 @@ def test_arguments_of_any_bytes_and_size_get_a_sentence(served):
         (("events", "--limit", "99999999999999"), 2, "--limit"),
         (("events", "--after", "99999999999999999999"), 2, "--after"),
         (("run", "--slice", "", "--", "true"), 2, "--slice needs a name"),
+        (("slice", "create", "--name", "z", "--compute", "1_0", "--memory", "1"), 2, "'1_0'"),
+        (("slice", "create", "--name", "z", "--compute", "1", "--memory", "\u0663"), 2, "whole"),
+        (("slice", "create", "--name", "z", "--compute", " 5", "--memory", "1"), 2, "' 5'"),
         (("run", "--slice", "a\nb", "--", "true"), 3, "a"),
         (("run", "--slice", "a", "--", "no\nsuch"), 127, "no?such"),
     ):
