@@ -53,7 +53,8 @@ def listed(what: str) -> list[dict]:
 def compiled(python: str, name: str) -> str:
     """The executable of a program in tests/programs."""
     command = [python, "-m", "tests.programs.toolchain", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise DemoError(f"compiling {name} failed:\n{done.stdout}{done.stderr}")
     return done.stdout.split()[-1]
