@@ -30,7 +30,7 @@ void log(LogLevel level, const char* format, ...) {
   if (!log_enabled(level)) return;
   char line[1024];
   int used =
-      snprintf(line, sizeof line, "gpupool[%d]: %s: ", getpid(), kNames[static_cast<int>(level)]);
+      snprintf(line, sizeof line, "gpupool[%d] %s: ", getpid(), kNames[static_cast<int>(level)]);
   va_list arguments;
   va_start(arguments, format);
   int more = vsnprintf(line + used, sizeof line - used - 1, format, arguments);
