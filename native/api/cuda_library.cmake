@@ -1,10 +1,11 @@
 # gpupool_cuda_library(<target> DIRECTORY <name> SOURCES <files>… [LIBRARIES <static libraries>…]
-#                      [HEADERS <names>…] [OLD_GLIBC])
+#                      [HEADERS <names>…] [GRAPHS] [OLD_GLIBC])
 #
 # Builds ${CMAKE_BINARY_DIR}/<name>/libcuda.so.1: the sources, the front door and the generated
 # exports. It exports CUDA's names only and brings no C++ runtime library along. A function of the
 # driver API is provided by defining it (extern "C"); what is not defined says so.
 #
+# GRAPHS: with stream capture and graphs (native/graphs); the sources define its hooks.
 # OLD_GLIBC: compiled with PyPI's ziglang, so that the library loads on glibc 2.28; LIBRARIES are
 # then paths of archives, and HEADERS the third-party headers below /usr/include that the sources
 # use (files or directories: that directory itself must not be on this compiler's path).
@@ -15,6 +16,9 @@ set(GPUPOOL_FRONTDOOR_SOURCES
   export_tables.cc runtime_caller.cc visible_devices.cc images.cc cubin.cc ptx_scan.cc)
 list(TRANSFORM GPUPOOL_FRONTDOOR_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/native/frontdoor/)
 set(GPUPOOL_FRONTDOOR_SOURCES ${GPUPOOL_FRONTDOOR_SOURCES} CACHE INTERNAL "")
+set(GPUPOOL_GRAPH_SOURCES graph.cc capture.cc api_capture.cc api_exec.cc api_graph.cc api_node.cc)
+list(TRANSFORM GPUPOOL_GRAPH_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/native/graphs/)
+set(GPUPOOL_GRAPH_SOURCES ${GPUPOOL_GRAPH_SOURCES} CACHE INTERNAL "")
 set(GPUPOOL_EXPORT_SOURCES
   ${GPUPOOL_GENERATED}/api/exports.cc ${GPUPOOL_GENERATED}/api/twins.cc CACHE INTERNAL "")
 set(GPUPOOL_EXPORT_MAP ${GPUPOOL_GENERATED}/api/exports.map CACHE INTERNAL "")
@@ -28,8 +32,13 @@ target_link_libraries(gpupool_cuda_exports PRIVATE gpupool_api)
 target_compile_definitions(gpupool_cuda_exports PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
 target_compile_options(gpupool_cuda_exports PRIVATE -ftls-model=initial-exec)
 
+add_library(gpupool_cuda_graphs OBJECT EXCLUDE_FROM_ALL ${GPUPOOL_GRAPH_SOURCES})
+target_link_libraries(gpupool_cuda_graphs PRIVATE gpupool_api)
+target_compile_definitions(gpupool_cuda_graphs PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
+target_compile_options(gpupool_cuda_graphs PRIVATE -ftls-model=initial-exec)
+
 function(gpupool_cuda_library target)
-  cmake_parse_arguments(arg "OLD_GLIBC" "DIRECTORY" "SOURCES;LIBRARIES;HEADERS" ${ARGN})
+  cmake_parse_arguments(arg "GRAPHS;OLD_GLIBC" "DIRECTORY" "SOURCES;LIBRARIES;HEADERS" ${ARGN})
   set(directory ${CMAKE_BINARY_DIR}/${arg_DIRECTORY})
   file(MAKE_DIRECTORY ${directory})
   find_library(ZSTD_STATIC NAMES libzstd.a REQUIRED)
@@ -37,6 +46,11 @@ function(gpupool_cuda_library target)
   list(APPEND arg_LIBRARIES ${ZSTD_STATIC} ${LZ4_STATIC})
   set(link_options -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,--version-script=${GPUPOOL_EXPORT_MAP}
     -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,defs)
+  if(arg_GRAPHS AND arg_OLD_GLIBC)
+    list(APPEND arg_SOURCES ${GPUPOOL_GRAPH_SOURCES})
+  elseif(arg_GRAPHS)
+    list(APPEND arg_SOURCES $<TARGET_OBJECTS:gpupool_cuda_graphs>)
+  endif()
   if(arg_OLD_GLIBC)
     list(APPEND arg_HEADERS zstd.h zstd_errors.h lz4.h)
     gpupool_old_glibc_library(${target} ${directory}/libcuda.so.1)

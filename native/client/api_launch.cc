@@ -9,6 +9,7 @@
 #include "client/log.h"
 #include "client/modules.h"
 #include "frontdoor/runtime_caller.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -114,7 +115,17 @@ CUresult from_extra(void** extra, const void** buffer, size_t* bytes) {
 }
 
 CUresult launch(Context* context, CUfunction handle, const Config& config, void** parameters,
-                void** extra) {
+                void** extra, const CUlaunchConfig* full = nullptr) {
+  if (graphs::capturing()) [[unlikely]] {
+    CUlaunchAttribute cooperative{};
+    cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    cooperative.value.cooperative = 1;
+    const bool has_one = full == nullptr && (config.flags & wire::kLaunchCooperative) != 0;
+    GPUPOOL_CAPTURE(capture_launch(
+        config.stream, handle, config.grid, config.block, config.shared_bytes,
+        full != nullptr ? full->attrs : &cooperative,
+        full != nullptr ? full->numAttrs : has_one ? 1u : 0u, parameters, extra, &capture_result));
+  }
   Function* function;
   CUresult result = function_in(context, handle, &function);
   if (result != CUDA_SUCCESS) [[unlikely]]
@@ -279,6 +290,14 @@ CUresult cluster_question(Operation operation, int* out, CUfunction handle,
 
 }  // namespace
 
+CUresult client::check_launch(Context* context, Function* function, const LaunchShape& shape) {
+  const Config config{{shape.grid[0], shape.grid[1], shape.grid[2]},
+                      {shape.block[0], shape.block[1], shape.block[2]},
+                      shape.shared_bytes};
+  if (const CUresult e = check_shape(context, function, config)) return e;
+  return shape.cooperative ? check_cooperative(context, function, config) : CUDA_SUCCESS;
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -301,7 +320,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* from, CUfunction function, void*
                 from->sharedMemBytes,
                 from->hStream};
   if (const CUresult e = take_attributes(from, &config)) return e;
-  return frontdoor::result_for_caller(launch(context, function, config, parameters, extra),
+  return frontdoor::result_for_caller(launch(context, function, config, parameters, extra, from),
                                       __builtin_return_address(0));
 }
 

@@ -21,6 +21,7 @@ enum class Kind : uint32_t {
   kLink,
   kPhysical,
   kPool,
+  kGraphExec,
 };
 
 // Bits of a handle: kind 40-46, generation 24-39, index 4-23. The lowest bits are zero, and no

@@ -105,5 +105,13 @@ CUresult library_module(Library* library, Context* context, Module** out);
 // The function behind a CUfunction or CUkernel in a context.
 CUresult function_in(Context* context, CUfunction handle, Function** out);
 CUresult refresh_attributes(Function* function);
+// What CUDA reports of a launch at the call (api_launch.cc).
+struct LaunchShape {
+  const unsigned* grid;
+  const unsigned* block;
+  unsigned shared_bytes;
+  bool cooperative;
+};
+CUresult check_launch(Context* context, Function* function, const LaunchShape& shape);
 
 }  // namespace gpupool::client

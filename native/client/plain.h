@@ -6,6 +6,7 @@
 
 #include "client/modules.h"
 #include "client/state.h"
+#include "graphs/capture.h"
 
 namespace gpupool::client {
 

@@ -48,6 +48,11 @@ namespace gpupool::wire {
 //   kMemMap              waits: u64 address, bytes, offset; Handle
 //   kMemUnmap            waits: u64 address, bytes
 //   kMemSetAccess        waits: u64 address, bytes, CUmemAccess_flags
+//   kGraphInstantiateWithFlags  waits: GraphDefine, nodes as bulk (wire/graph_nodes.h)
+//   kGraphExecUpdateV2   GraphDefine, nodes with their index as bulk or inline
+//   kGraphExecDestroy    Handle
+//   kGraphLaunch         Handle of the executable, Handle of the stream
+//   kGraphUpload         the same
 
 struct ContextCreate {
   Handle context;
@@ -139,6 +144,13 @@ struct Launch {
   uint32_t flags;            // LaunchFlags
   uint32_t cluster[3];       // 0: none
   uint32_t parameter_bytes;  // they follow, laid out as the kernel takes them
+};
+
+struct GraphDefine {
+  Handle executable;
+  uint64_t bytes;         // of the nodes that come with this command
+  uint32_t count;         // of nodes in all commands of this graph or update
+  uint32_t more_follows;  // as in ModuleLoad
 };
 
 struct LinkOptions {

@@ -181,6 +181,12 @@ bool SessionState::execute(const Command& command) {
     case Operation::kMemUnmap:
     case Operation::kMemSetAccess:
       return execute_virtual_memory(*this, command);
+    case Operation::kGraphInstantiateWithFlags:
+    case Operation::kGraphExecUpdateV2:
+    case Operation::kGraphExecDestroy:
+    case Operation::kGraphLaunch:
+    case Operation::kGraphUpload:
+      return execute_graph(*this, command);
     default:
       return execute_plain(*this, command);
   }
@@ -437,6 +443,9 @@ void SessionState::destroy_context(Context* context) {
   const DriverTable& table = driver();
   const bool broken = is_sticky(table.cuCtxSynchronize());
   free_ready(true);
+  graph_execs.for_each([&](wire::Handle handle, GraphExec& exec) {
+    if (exec.context == context->id) drop_graph_exec(*this, handle, broken);
+  });
   links.for_each([&](wire::Handle handle, Link& link) {
     if (link.context != context->id) return;
     if (link.driver != nullptr) table.cuLinkDestroy(link.driver);

@@ -69,6 +69,16 @@ struct Link {
   std::unique_ptr<void*[]> values;
 };
 
+struct GraphExec {
+  CUgraphExec driver = nullptr;
+  CUgraph graph = nullptr;
+  uint32_t context = 0;
+  bool prints = false;
+  std::vector<CUgraphNode> nodes;  // of the graph, by which the executable's are named
+  std::vector<uint32_t> kinds;
+  std::vector<uint8_t> description;  // while it, or an update, is coming in
+};
+
 struct Context {
   CUcontext driver = nullptr;
   uint32_t id = 0;  // wire id
@@ -188,6 +198,8 @@ class SessionState {
   Table<Module> modules;
   Table<Function> functions;
   Table<Link> links;
+  Table<GraphExec> graph_execs;
+  uint64_t graph_nodes = 0;  // of all executables
 
   std::atomic<uint64_t> commands_done{0}, launches{0}, bytes_in{0}, bytes_out{0};
 
@@ -243,6 +255,9 @@ bool execute_stream(SessionState& session, const Command& command);
 bool execute_launch(SessionState& session, const Command& command);
 bool execute_link(SessionState& session, const Command& command);
 bool execute_virtual_memory(SessionState& session, const Command& command);
+bool execute_graph(SessionState& session, const Command& command);
+// `broken`: the driver takes no calls for its context any more.
+void drop_graph_exec(SessionState& session, wire::Handle handle, bool broken);
 void drop_module(SessionState& session, wire::Handle handle, bool unload);
 
 bool is_sticky(CUresult error);

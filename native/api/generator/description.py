@@ -77,6 +77,7 @@ FUNCTION_KEYS = frozenset(
         "creates",
         "destroys",
         "charges",
+        "capture",
         "params",
     ]
 )
@@ -141,6 +142,7 @@ class Function:
     creates: str | None = None
     destroys: str | None = None
     charges: str | None = None
+    capture: str | None = None
 
     @property
     def declaration_params(self) -> str:
@@ -261,7 +263,16 @@ def _function(entry: dict[str, Any], area: str) -> Function:
         params=tuple(params),
         **{
             key: entry.get(key)
-            for key in ("header_name", "same_as", "op", "why", "creates", "destroys", "charges")
+            for key in (
+                "header_name",
+                "same_as",
+                "op",
+                "why",
+                "creates",
+                "destroys",
+                "charges",
+                "capture",
+            )
         },
     )
     if function.cls not in CLASSES or function.per_thread not in PER_THREAD:

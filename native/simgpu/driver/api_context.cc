@@ -1,6 +1,7 @@
 // Contexts: primary and made ones, the thread's stack of them, limits.
 #include <algorithm>
 
+#include "graphs/capture.h"
 #include "simgpu/driver/context.h"
 
 using namespace gpupool::simgpu;
@@ -229,6 +230,7 @@ GPUPOOL_API cuCtxGetApiVersion(CUcontext handle, unsigned int* version) {
 GPUPOOL_API cuCtxSynchronize_v2(CUcontext handle) {
   Context* context;
   GPUPOOL_TRY(named(handle, &context));
+  GPUPOOL_CAPTURE_CHECK(check_context_wait(handle_of(context)));
   return context->synchronize();
 }
 

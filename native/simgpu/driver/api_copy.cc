@@ -68,10 +68,8 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream stream, bool wait) {
 }
 
 template <class Parameters>
-CUresult copy_3d(const Parameters* p, CUstream stream, bool wait) {
-  GPUPOOL_CURRENT(context);
-  if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
-  if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
+CUresult read_3d(const Parameters* p, Copy* out) {
+  if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   Copy c;
   c.width = p->WidthInBytes;
   c.height = p->Height;
@@ -80,6 +78,17 @@ CUresult copy_3d(const Parameters* p, CUstream stream, bool wait) {
                      p->dstPitch, p->dstHeight, c, &c.target));
   GPUPOOL_TRY(end_of(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcXInBytes, p->srcY, p->srcZ,
                      p->srcPitch, p->srcHeight, c, &c.source));
+  *out = c;
+  return CUDA_SUCCESS;
+}
+
+template <class Parameters>
+CUresult copy_3d(const Parameters* p, CUstream stream, bool wait) {
+  GPUPOOL_CURRENT(context);
+  if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
+  Copy c;
+  GPUPOOL_TRY(read_3d(p, &c));
   return copy(c, stream, wait);
 }
 
@@ -92,6 +101,10 @@ CUresult copy_peer(CUdeviceptr target, CUcontext target_context, CUdeviceptr sou
 }
 
 }  // namespace
+
+CUresult gpupool::simgpu::copy_of(const CUDA_MEMCPY3D& parameters, Copy* out) {
+  return read_3d(&parameters, out);
+}
 
 GPUPOOL_API cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   return copy(linear(dst, Side::kEither, src, Side::kEither, bytes), default_stream(), true);

@@ -2,20 +2,15 @@
 #include <string.h>
 
 #include "frontdoor/runtime_caller.h"
+#include "graphs/capture.h"
 #include "simgpu/driver/function.h"
+#include "simgpu/driver/launches.h"
 
 using namespace gpupool::simgpu;
 using gpupool::frontdoor::kInvalidConfiguration;
 using gpupool::frontdoor::result_for_caller;
 
 namespace {
-
-struct Shape {
-  uint32_t grid[3], block[3];
-  uint32_t shared;
-  CUstream stream;
-  bool cooperative = false;
-};
 
 CUresult gather_parameters(const KernelInfo& info, void** parameters, void** extra,
                            std::vector<uint8_t>* buffer) {
@@ -75,18 +70,47 @@ CUresult check_shape(const Shape& s, const Function& function, const KernelInfo&
   return CUDA_SUCCESS;
 }
 
-CUresult launch(CUfunction handle, const Shape& s, void** parameters, void** extra) {
+CUresult launch(CUfunction handle, const Shape& s, void** parameters, void** extra,
+                const CUlaunchConfig* config = nullptr) {
   GPUPOOL_CURRENT(context);
+  if (gpupool::graphs::capturing()) [[unlikely]] {
+    std::vector<CUlaunchAttribute> attributes;
+    if (config) attributes.assign(config->attrs, config->attrs + config->numAttrs);
+    if (!config && s.cooperative) {
+      attributes.resize(1);
+      attributes[0].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      attributes[0].value.cooperative = 1;
+    }
+    CUresult result;
+    if (gpupool::graphs::capture_launch(s.stream, handle, s.grid, s.block, s.shared,
+                                        attributes.data(), unsigned(attributes.size()), parameters,
+                                        extra, &result)) {
+      return result;
+    }
+  }
   std::shared_ptr<Function> function;
   GPUPOOL_TRY(find_function(handle, context, &function));
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(find_stream(s.stream, context, &stream));
   if (function->context != context || stream->context != context) return CUDA_ERROR_INVALID_HANDLE;
+  std::shared_ptr<Launch> what;
+  GPUPOOL_TRY(prepare_launch(function, s, &what));
+  const KernelInfo* info;
+  GPUPOOL_TRY(function->info(&info));
+  GPUPOOL_TRY(gather_parameters(*info, parameters, extra, &what->parameters));
+  context->submit(stream, [context, what] { context->run(*what); });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult gpupool::simgpu::prepare_launch(const std::shared_ptr<Function>& function, const Shape& s,
+                                         std::shared_ptr<Launch>* launch) {
+  Context* context = function->context;
   const KernelInfo* info;
   GPUPOOL_TRY(function->info(&info));
   GPUPOOL_TRY(check_shape(s, *function, *info, context->device->gpu.model));
   auto what = std::make_shared<Launch>();
-  GPUPOOL_TRY(gather_parameters(*info, parameters, extra, &what->parameters));
   what->program = function->program;
   what->kernel = function->index;
   for (int i = 0; i < 3; ++i) what->grid[i] = s.grid[i], what->block[i] = s.block[i];
@@ -94,11 +118,9 @@ CUresult launch(CUfunction handle, const Shape& s, void** parameters, void** ext
   what->cooperative = s.cooperative;
   what->stack_bytes_per_thread = context->limits[CU_LIMIT_STACK_SIZE];
   what->instruction_limit = driver().machine.kernel_instruction_limit;
-  context->submit(stream, [context, what] { context->run(*what); });
+  *launch = std::move(what);
   return CUDA_SUCCESS;
 }
-
-}  // namespace
 
 GPUPOOL_API cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
                            unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
@@ -149,5 +171,5 @@ GPUPOOL_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** 
         }
     }
   }
-  return result_for_caller(launch(f, s, parameters, extra), __builtin_return_address(0));
+  return result_for_caller(launch(f, s, parameters, extra, config), __builtin_return_address(0));
 }

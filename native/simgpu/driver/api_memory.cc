@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "graphs/capture.h"
 #include "simgpu/driver/context.h"
 
 using namespace gpupool::simgpu;
@@ -19,6 +20,7 @@ namespace {
 
 CUresult allocate(CUdeviceptr* out, size_t bytes, RangeKind kind, Context* context) {
   if (!out || !bytes) return CUDA_ERROR_INVALID_VALUE;
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
   uint64_t address = context->device->heap->allocate(bytes, 512, kind, context);
   if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = address;
@@ -32,6 +34,7 @@ CUresult host_allocate(void** out, size_t bytes, unsigned flags) {
                         CU_MEMHOSTALLOC_WRITECOMBINED)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
   uint64_t address = allocate_host(bytes, flags, context);
   if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = reinterpret_cast<void*>(address);
@@ -68,6 +71,8 @@ GPUPOOL_API cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned int flags
 GPUPOOL_API cuMemFree_v2(CUdeviceptr address) {
   GPUPOOL_CURRENT(current);
   if (!address) return CUDA_SUCCESS;
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
+  if (gpupool::graphs::free_graph_memory(address)) return CUDA_SUCCESS;
   auto allocation = addresses().find(address);
   if (!allocation || allocation->begin != address ||
       (allocation->kind != RangeKind::kDevice && allocation->kind != RangeKind::kManaged)) {
@@ -97,6 +102,7 @@ GPUPOOL_API cuMemHostAlloc(void** out, size_t bytes, unsigned int flags) {
 GPUPOOL_API cuMemFreeHost(void* pointer) {
   GPUPOOL_CURRENT(current);
   if (!pointer) return CUDA_SUCCESS;
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
   auto allocation = addresses().find(reinterpret_cast<uint64_t>(pointer));
   if (!allocation || allocation->kind != RangeKind::kHost ||
       allocation->begin != reinterpret_cast<uint64_t>(pointer)) {

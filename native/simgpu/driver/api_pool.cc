@@ -1,5 +1,6 @@
 // Stream-ordered allocation and memory pools. Memory is there at once; freeing waits its turn in
 // the stream. Pools keep nothing back, so that trimming has nothing to do.
+#include "graphs/capture.h"
 #include "simgpu/driver/context.h"
 
 namespace gpupool::simgpu {
@@ -55,6 +56,8 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool handle, CUstream 
   GPUPOOL_TRY(find_stream(stream_handle, context, &stream));
   auto pool = pools().get(handle);
   if (!out || !bytes || !pool) return CUDA_ERROR_INVALID_VALUE;
+  GPUPOOL_CAPTURE(
+      capture_allocation(stream_handle, pool->device->ordinal, bytes, out, &capture_result));
   GPUPOOL_TRY(pool->device->join());
   // Pool memory belongs to the device, but ends with the context that the stream is of.
   uint64_t address = pool->device->heap->allocate(bytes, 512, RangeKind::kDevice, stream->context,
@@ -87,6 +90,8 @@ GPUPOOL_API cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(find_stream(stream_handle, context, &stream));
   if (!address) return CUDA_SUCCESS;
+  GPUPOOL_CAPTURE(capture_free(stream_handle, address, &capture_result));
+  if (gpupool::graphs::free_graph_memory(address)) return CUDA_SUCCESS;
   auto allocation = addresses().find(address);
   if (!allocation || allocation->begin != address || allocation->kind != RangeKind::kDevice) {
     return CUDA_ERROR_INVALID_VALUE;

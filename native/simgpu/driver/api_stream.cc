@@ -1,7 +1,11 @@
 // Streams, events, host functions.
+#include "graphs/capture.h"
 #include "simgpu/driver/context.h"
 
 using namespace gpupool::simgpu;
+using gpupool::graphs::capture_record;
+using gpupool::graphs::capture_wait;
+using gpupool::graphs::watching;
 
 namespace {
 
@@ -23,6 +27,8 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
 CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
   GPUPOOL_CURRENT(context);
   if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
+  CUresult captured;
+  if (watching() && capture_record(stream_handle, handle, flags, &captured)) return captured;
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(find_stream(stream_handle, context, &stream));
   auto event = driver().events.get(handle);
@@ -59,11 +65,13 @@ GPUPOOL_API cuStreamDestroy_v2(CUstream handle) {
   GPUPOOL_TRY(driver_status());
   auto stream = driver().streams.take(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  gpupool::graphs::forget_stream(reinterpret_cast<uint64_t>(stream.get()));
   stream->context->retire(stream);
   return CUDA_SUCCESS;
 }
 
 GPUPOOL_API cuStreamSynchronize(CUstream handle) {
+  GPUPOOL_CAPTURE_CHECK(check_stream_query(handle));
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(named_stream(handle, &stream));
   stream->wait_all();
@@ -72,6 +80,7 @@ GPUPOOL_API cuStreamSynchronize(CUstream handle) {
 }
 
 GPUPOOL_API cuStreamQuery(CUstream handle) {
+  GPUPOOL_CAPTURE_CHECK(check_stream_query(handle));
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(named_stream(handle, &stream));
   GPUPOOL_TRY(stream->context->status());
@@ -122,6 +131,8 @@ GPUPOOL_API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned in
   if (flags & ~1u) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(named_stream(handle, &stream));
+  CUresult captured;
+  if (watching() && capture_wait(handle, event_handle, flags, &captured)) return captured;
   auto event = driver().events.get(event_handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   auto point = last_point(*event);
@@ -134,6 +145,7 @@ GPUPOOL_API cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void
   if (flags || !callback) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(named_stream(handle, &stream));
+  GPUPOOL_CAPTURE(refuse_capture(handle, &capture_result));
   Context* context = stream->context;
   context->submit(stream, [=] { callback(handle, context->status(), data); });
   return CUDA_SUCCESS;
@@ -143,41 +155,11 @@ GPUPOOL_API cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   if (!function) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(named_stream(handle, &stream));
+  GPUPOOL_CAPTURE(capture_host(handle, function, data, &capture_result));
   Context* context = stream->context;
   context->submit(stream, [=] {
     if (context->status() == CUDA_SUCCESS) function(data);  // not called after an error
   });
-  return CUDA_SUCCESS;
-}
-
-GPUPOOL_API cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  std::shared_ptr<Stream> stream;
-  GPUPOOL_TRY(named_stream(handle, &stream));
-  if (!status) return CUDA_ERROR_INVALID_VALUE;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
-}
-
-GPUPOOL_API cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t*) {
-  return cuStreamIsCapturing(handle, status);
-}
-
-GPUPOOL_API cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t*,
-                                      CUgraph*, const CUgraphNode**, size_t*) {
-  return cuStreamIsCapturing(handle, status);
-}
-
-GPUPOOL_API cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t*,
-                                      CUgraph*, const CUgraphNode**, const CUgraphEdgeData**,
-                                      size_t*) {
-  return cuStreamIsCapturing(handle, status);
-}
-
-GPUPOOL_API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  static thread_local CUstreamCaptureMode mine = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  GPUPOOL_TRY(driver_status());
-  if (!mode || unsigned(*mode) > 2) return CUDA_ERROR_INVALID_VALUE;
-  std::swap(mine, *mode);
   return CUDA_SUCCESS;
 }
 
@@ -196,6 +178,7 @@ GPUPOOL_API cuEventCreate(CUevent* out, unsigned int flags) {
 
 GPUPOOL_API cuEventDestroy_v2(CUevent handle) {
   GPUPOOL_TRY(driver_status());
+  gpupool::graphs::forget_event(handle);
   return driver().events.take(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -206,6 +189,7 @@ GPUPOOL_API cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int 
 }
 
 GPUPOOL_API cuEventQuery(CUevent handle) {
+  if (watching()) GPUPOOL_TRY(gpupool::graphs::check_event_query(handle));
   std::shared_ptr<Event> event;
   GPUPOOL_TRY(find_event(handle, &event));
   auto point = last_point(*event);
@@ -214,6 +198,7 @@ GPUPOOL_API cuEventQuery(CUevent handle) {
 }
 
 GPUPOOL_API cuEventSynchronize(CUevent handle) {
+  if (watching()) GPUPOOL_TRY(gpupool::graphs::check_event_query(handle));
   std::shared_ptr<Event> event;
   GPUPOOL_TRY(find_event(handle, &event));
   if (auto point = last_point(*event)) point->wait();
@@ -222,6 +207,10 @@ GPUPOOL_API cuEventSynchronize(CUevent handle) {
 }
 
 GPUPOOL_API cuEventElapsedTime_v2(float* milliseconds, CUevent start_handle, CUevent end_handle) {
+  if (watching()) {
+    GPUPOOL_TRY(gpupool::graphs::check_event_query(start_handle));
+    GPUPOOL_TRY(gpupool::graphs::check_event_query(end_handle));
+  }
   std::shared_ptr<Event> start, end;
   GPUPOOL_TRY(find_event(start_handle, &start));
   GPUPOOL_TRY(find_event(end_handle, &end));

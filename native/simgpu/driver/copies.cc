@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "graphs/capture.h"
+
 namespace gpupool::simgpu {
 namespace {
 
@@ -34,7 +36,9 @@ CUresult check(const CopyEnd& end, const Copy& what, Checked* checked) {
   return CUDA_SUCCESS;
 }
 
-void perform_copy(const Copy& c) {
+}  // namespace
+
+void perform(const Copy& c) {
   for (uint64_t z = 0; z < c.depth; ++z) {
     for (uint64_t y = 0; y < c.height; ++y) {
       memmove(
@@ -45,13 +49,16 @@ void perform_copy(const Copy& c) {
   }
 }
 
+namespace {
 template <class T>
 void fill_row(void* at, T value, uint64_t count) {
   auto* out = static_cast<T*>(at);
   for (uint64_t i = 0; i < count; ++i) out[i] = value;
 }
 
-void perform_fill(const Fill& f) {
+}  // namespace
+
+void perform(const Fill& f) {
   for (uint64_t y = 0; y < f.height; ++y) {
     void* row = reinterpret_cast<void*>(f.address + y * f.pitch);
     if (f.element == 1) {
@@ -64,10 +71,51 @@ void perform_fill(const Fill& f) {
   }
 }
 
+CUresult check(const Copy& what) {
+  Checked checked;
+  GPUPOOL_TRY(check(what.target, what, &checked));
+  return check(what.source, what, &checked);
+}
+
+CUresult check(const Fill& what) {
+  if (what.element != 1 && what.element != 2 && what.element != 4) return CUDA_ERROR_INVALID_VALUE;
+  if (what.address % what.element) return CUDA_ERROR_INVALID_VALUE;
+  const __uint128_t row = __uint128_t(what.width) * what.element;
+  if (what.height > 1 && (what.pitch < row || what.pitch % what.element))
+    return CUDA_ERROR_INVALID_VALUE;
+  const __uint128_t bytes = __uint128_t(what.height - 1) * what.pitch + row;
+  return bytes >> 47 || !addresses().covers(what.address, uint64_t(bytes))
+             ? CUDA_ERROR_INVALID_VALUE
+             : CUDA_SUCCESS;
+}
+
+namespace {
+
+// As a graph's node has it.
+CUDA_MEMCPY3D parameters_of(const Copy& c) {
+  CUDA_MEMCPY3D p{};
+  p.srcMemoryType = c.source.side == Side::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_UNIFIED;
+  p.dstMemoryType = c.target.side == Side::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_UNIFIED;
+  p.srcDevice = c.source.address;
+  p.dstDevice = c.target.address;
+  p.srcPitch = c.source.pitch ? c.source.pitch : c.width;
+  p.dstPitch = c.target.pitch ? c.target.pitch : c.width;
+  p.srcHeight = c.depth > 1 ? c.source.slice / p.srcPitch : c.height;
+  p.dstHeight = c.depth > 1 ? c.target.slice / p.dstPitch : c.height;
+  p.WidthInBytes = c.width;
+  p.Height = c.height;
+  p.Depth = c.depth;
+  return p;
+}
+
 }  // namespace
 
 CUresult copy(const Copy& what, CUstream handle, bool wait) {
   GPUPOOL_CURRENT(context);
+  if (wait) GPUPOOL_CAPTURE_CHECK(check_synchronous());
+  if (what.width && what.height && what.depth) {
+    GPUPOOL_CAPTURE(capture_copy(handle, parameters_of(what), &capture_result));
+  }
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(find_stream(handle, context, &stream));
   if (!what.width || !what.height || !what.depth) return CUDA_SUCCESS;
@@ -78,7 +126,7 @@ CUresult copy(const Copy& what, CUstream handle, bool wait) {
   Context* worker = stream->context;
   const uint64_t bytes = what.width * what.height * what.depth;
   auto work = [what, worker] {
-    if (worker->status() == CUDA_SUCCESS) perform_copy(what);
+    if (worker->status() == CUDA_SUCCESS) perform(what);
   };
   if (wait || target.pageable) return worker->perform(stream, work);
   if (source.pageable) {
@@ -89,7 +137,7 @@ CUresult copy(const Copy& what, CUstream handle, bool wait) {
     Copy aside = what;
     aside.source.address = reinterpret_cast<uint64_t>(staged.get());
     worker->submit_short(stream, [aside, staged, worker] {
-      if (worker->status() == CUDA_SUCCESS) perform_copy(aside);
+      if (worker->status() == CUDA_SUCCESS) perform(aside);
     });
   } else if (bytes <= kShort) {
     worker->submit_short(stream, work);
@@ -101,19 +149,18 @@ CUresult copy(const Copy& what, CUstream handle, bool wait) {
 
 CUresult fill(const Fill& what, CUstream handle) {
   GPUPOOL_CURRENT(context);
+  if (what.width && what.height) {
+    GPUPOOL_CAPTURE(capture_fill(handle, what.address, what.pitch, what.value, what.element,
+                                 what.width, what.height, &capture_result));
+  }
   std::shared_ptr<Stream> stream;
   GPUPOOL_TRY(find_stream(handle, context, &stream));
   if (!what.width || !what.height) return CUDA_SUCCESS;
-  if (what.address % what.element) return CUDA_ERROR_INVALID_VALUE;
-  const __uint128_t row = __uint128_t(what.width) * what.element;
-  if (what.height > 1 && (what.pitch < row || what.pitch % what.element))
-    return CUDA_ERROR_INVALID_VALUE;
-  const __uint128_t bytes = __uint128_t(what.height - 1) * what.pitch + row;
-  if (bytes >> 47 || !addresses().covers(what.address, uint64_t(bytes)))
-    return CUDA_ERROR_INVALID_VALUE;
+  GPUPOOL_TRY(check(what));
+  const uint64_t bytes = what.width * what.element * what.height;
   Context* worker = stream->context;
   auto work = [what, worker] {
-    if (worker->status() == CUDA_SUCCESS) perform_fill(what);
+    if (worker->status() == CUDA_SUCCESS) perform(what);
   };
   if (bytes <= kShort) {
     worker->submit_short(stream, work);

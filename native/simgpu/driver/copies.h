@@ -29,4 +29,11 @@ struct Fill {
 };
 CUresult fill(const Fill& what, CUstream stream);
 
+// For graphs: the checks, and the work itself.
+CUresult check(const Copy& what);
+CUresult check(const Fill& what);
+void perform(const Copy& what);
+void perform(const Fill& what);
+CUresult copy_of(const CUDA_MEMCPY3D& parameters, Copy* out);  // api_copy.cc
+
 }  // namespace gpupool::simgpu
