@@ -9,6 +9,7 @@
 #include "client/pools.h"
 #include "client/state.h"
 #include "frontdoor/hooks.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -375,6 +376,7 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 
 static CUresult synchronize(Context* context) {
   if (const CUresult e = check_context(context)) return e;
+  GPUPOOL_CAPTURE_CHECK(check_context_wait(reinterpret_cast<CUcontext>(context->handle)));
   PendingCall call;
   const uint64_t time = pool_time();
   const CUresult result = settle(context, channel_of(context).call(

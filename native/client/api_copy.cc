@@ -6,6 +6,7 @@
 #include "api/cuda_abi.h"
 #include "client/copies.h"
 #include "client/state.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -40,6 +41,9 @@ CUresult to_device(CUdeviceptr device, const void* host, size_t bytes, CUstream 
   if (bytes == 0) return CUDA_SUCCESS;
   REQUIRE(host != nullptr);
   if (const CUresult e = check_device(context, device, bytes)) return e;
+  if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
+  GPUPOOL_CAPTURE(capture_copy(stream, CU_MEMORYTYPE_DEVICE, device, CU_MEMORYTYPE_HOST,
+                               reinterpret_cast<uint64_t>(host), bytes, &capture_result));
   STREAM(stream);
   HostRows rows;
   rows.host = reinterpret_cast<uint64_t>(host);
@@ -48,11 +52,15 @@ CUresult to_device(CUdeviceptr device, const void* host, size_t bytes, CUstream 
   return copy_to_device(context, rows, on_wire, synchronous);
 }
 
-CUresult from_device(void* host, CUdeviceptr device, size_t bytes, CUstream stream) {
+CUresult from_device(void* host, CUdeviceptr device, size_t bytes, CUstream stream,
+                     bool synchronous) {
   ENTER();
   if (bytes == 0) return CUDA_SUCCESS;
   REQUIRE(host != nullptr);
   if (const CUresult e = check_device(context, device, bytes)) return e;
+  if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
+  GPUPOOL_CAPTURE(capture_copy(stream, CU_MEMORYTYPE_HOST, reinterpret_cast<uint64_t>(host),
+                               CU_MEMORYTYPE_DEVICE, device, bytes, &capture_result));
   STREAM(stream);
   HostRows rows;
   rows.host = reinterpret_cast<uint64_t>(host);
@@ -113,7 +121,12 @@ CUresult any(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, bo
   if (to_device_memory) {
     return to_device(to, reinterpret_cast<void*>(from), bytes, stream, synchronous);
   }
-  if (from_device_memory) return from_device(reinterpret_cast<void*>(to), from, bytes, stream);
+  if (from_device_memory) {
+    return from_device(reinterpret_cast<void*>(to), from, bytes, stream, synchronous);
+  }
+  if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
+  GPUPOOL_CAPTURE(capture_copy(stream, CU_MEMORYTYPE_HOST, to, CU_MEMORYTYPE_HOST, from, bytes,
+                               &capture_result));
   // Between host memory: in stream order, so what the stream does to it is done first.
   if (const CUresult e = cuStreamSynchronize(stream)) return e;
   memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
@@ -191,6 +204,8 @@ CUresult copy_2d(const CUDA_MEMCPY2D* copy, CUstream stream, bool synchronous) {
   const uint64_t to_pitch = copy->dstPitch != 0 ? copy->dstPitch : width + copy->dstXInBytes;
   REQUIRE(from_pitch >= width + copy->srcXInBytes && to_pitch >= width + copy->dstXInBytes);
   if (width == 0 || height == 0) return CUDA_SUCCESS;
+  if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
+  GPUPOOL_CAPTURE(capture_copy(stream, *copy, &capture_result));
   Side to, from;
   if (const CUresult e = side(copy->srcMemoryType, copy->srcHost, copy->srcDevice,
                               copy->srcY * from_pitch + copy->srcXInBytes, from_pitch, &from)) {
@@ -222,6 +237,8 @@ CUresult copy_3d(const CUDA_MEMCPY3D* copy, CUstream stream, bool synchronous) {
   REQUIRE(from_height >= height + copy->srcY && to_height >= height + copy->dstY);
   REQUIRE(from_pitch * from_height < kMaxExtent && to_pitch * to_height < kMaxExtent);
   if (width == 0 || height == 0 || depth == 0) return CUDA_SUCCESS;
+  if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
+  GPUPOOL_CAPTURE(capture_copy(stream, *copy, &capture_result));
   STREAM(stream);
   for (uint64_t z = 0; z < depth; z++) {
     Side to, from;
@@ -265,11 +282,11 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CU
 }
 
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
-  return from_device(to, from, bytes, nullptr);
+  return from_device(to, from, bytes, nullptr, true);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return from_device(to, from, bytes, stream);
+  return from_device(to, from, bytes, stream, false);
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,

@@ -9,6 +9,7 @@
 #include "client/log.h"
 #include "client/pools.h"
 #include "client/state.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -24,6 +25,7 @@ namespace {
 constexpr uint64_t kPitchAlignment = 512;
 
 CUresult allocate(Context* context, uint64_t bytes, CUdeviceptr* out) {
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
   uint64_t address = 0;
   if (const CUresult e = allocate_device(context, bytes, &address)) return e;
   Range range;
@@ -42,6 +44,7 @@ CUresult allocate(Context* context, uint64_t bytes, CUdeviceptr* out) {
 // Host memory is the process's own: pinning has no meaning over a wire, but programs ask whether a
 // pointer is pinned.
 CUresult allocate_host(Context* context, void** out, size_t bytes, unsigned flags) {
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t mapped = (bytes + page - 1) / page * page;
   if (mapped < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -102,6 +105,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_
 CUresult cuMemFree_v2(CUdeviceptr address) {
   ENTER();
   if (address == 0) return CUDA_SUCCESS;
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
+  if (graphs::free_graph_memory(address)) return CUDA_SUCCESS;
   const auto range = Process::get().ranges.remove(address, Range::Type::kDevice);
   if (range.has_value()) {
     free_device(range->context, address);
@@ -136,6 +141,7 @@ CUresult cuMemAllocHost_v2(void** out, size_t bytes) {
 
 CUresult cuMemFreeHost(void* pointer) {
   ENTER();
+  GPUPOOL_CAPTURE_CHECK(check_unsafe());
   const auto range =
       Process::get().ranges.remove(reinterpret_cast<uint64_t>(pointer), Range::Type::kPinnedHost);
   REQUIRE(range.has_value());

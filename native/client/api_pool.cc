@@ -2,6 +2,7 @@
 #define GPUPOOL_CUDA_ABI_EXACT 1
 #include "api/cuda_abi.h"
 #include "client/pools.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -39,6 +40,7 @@ CUresult allocate(Pool* pool, CUdeviceptr* out, size_t bytes, CUstream stream) {
   // The memory of one device's slice is of no use to another one's.
   Context* owner = object != nullptr ? object->context : context;
   if (device_of(pool) != owner->device) return CUDA_ERROR_NOT_SUPPORTED;
+  GPUPOOL_CAPTURE(capture_allocation(stream, owner->device->ordinal, bytes, out, &capture_result));
   uint64_t address = 0;
   const CUresult result = allocate_from(pool, owner, object, bytes, &address);
   if (result == CUDA_SUCCESS) *out = address;
@@ -79,6 +81,8 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   ENTER();
   STREAM(stream);
   if (address == 0) return CUDA_SUCCESS;
+  GPUPOOL_CAPTURE(capture_free(stream, address, &capture_result));
+  if (graphs::free_graph_memory(address)) return CUDA_SUCCESS;
   Context* owner = object != nullptr ? object->context : context;
   if (free_to_pool(address, owner, object)) return CUDA_SUCCESS;
   // Memory of cuMemAlloc: behind all that was submitted before.

@@ -7,6 +7,7 @@
 #include "api/cuda_abi.h"
 #include "client/pools.h"
 #include "client/state.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -76,6 +77,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
   if (object == nullptr || object->per_thread) return CUDA_ERROR_INVALID_HANDLE;
   const wire::Handle handle = object->wire;
   Context* owner = object->context;
+  graphs::forget_stream(object->handle);
   if (!Process::get().tables.streams.retire(object)) return CUDA_ERROR_INVALID_HANDLE;
   Channel::Post post(channel_of(owner), op(Operation::kStreamDestroyV2), owner->wire_id(),
                      sizeof handle);
@@ -86,6 +88,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 CUresult cuStreamSynchronize(CUstream stream) {
   ENTER();
   STREAM(stream);
+  GPUPOOL_CAPTURE_CHECK(check_stream_query(stream));
   const uint64_t time = pool_time();
   const CUresult result = ask(context, Operation::kStreamSynchronize, on_wire);
   if (result == CUDA_SUCCESS) pool_observed(context, object, time);
@@ -95,6 +98,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
 CUresult cuStreamQuery(CUstream stream) {
   ENTER();
   STREAM(stream);
+  GPUPOOL_CAPTURE_CHECK(check_stream_query(stream));
   const uint64_t time = pool_time();
   const CUresult result = ask(context, Operation::kStreamQuery, on_wire);
   if (result == CUDA_SUCCESS) pool_observed(context, object, time);
@@ -142,48 +146,6 @@ CUresult cuStreamGetDevice(CUstream stream, CUdevice* out) {
   return CUDA_SUCCESS;
 }
 
-// Capturing streams is not supported, so that no stream captures is the truth.
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  ENTER();
-  REQUIRE(status != nullptr);
-  STREAM(stream);
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id) {
-  const CUresult result = cuStreamIsCapturing(stream, status);
-  if (result == CUDA_SUCCESS && id != nullptr) *id = 0;
-  return result;
-}
-
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
-                                   CUgraph* graph, const CUgraphNode** dependencies,
-                                   size_t* count) {
-  const CUresult result = cuStreamGetCaptureInfo(stream, status, id);
-  if (result != CUDA_SUCCESS) return result;
-  if (graph != nullptr) *graph = nullptr;
-  if (dependencies != nullptr) *dependencies = nullptr;
-  if (count != nullptr) *count = 0;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
-                                   CUgraph* graph, const CUgraphNode** dependencies,
-                                   const CUgraphEdgeData** edges, size_t* count) {
-  const CUresult result = cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count);
-  if (result == CUDA_SUCCESS && edges != nullptr) *edges = nullptr;
-  return result;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  static thread_local CUstreamCaptureMode own = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  REQUIRE(mode != nullptr && *mode >= CU_STREAM_CAPTURE_MODE_GLOBAL &&
-          *mode <= CU_STREAM_CAPTURE_MODE_RELAXED);
-  std::swap(own, *mode);
-  return CUDA_SUCCESS;
-}
-
 CUresult cuEventCreate(CUevent* out, unsigned int flags) {
   ENTER();
   REQUIRE(out != nullptr);
@@ -212,6 +174,7 @@ CUresult cuEventDestroy_v2(CUevent handle) {
   if (const CUresult e = resolve_event(handle, &event)) return e;
   const wire::Handle on_wire = event->wire;
   Context* owner = event->context;
+  graphs::forget_event(handle);
   if (!Process::get().tables.events.retire(event)) return CUDA_ERROR_INVALID_HANDLE;
   Channel::Post post(channel_of(owner), op(Operation::kEventDestroyV2), owner->wire_id(),
                      sizeof on_wire);
@@ -223,6 +186,7 @@ CUresult cuEventSynchronize(CUevent handle) {
   ENTER();
   Event* event;
   if (const CUresult e = resolve_event(handle, &event)) return e;
+  GPUPOOL_CAPTURE_EVENT(refuse_events(handle, handle, &capture_result));
   return ask(event->context, Operation::kEventSynchronize, event->wire);
 }
 
@@ -230,6 +194,7 @@ CUresult cuEventQuery(CUevent handle) {
   ENTER();
   Event* event;
   if (const CUresult e = resolve_event(handle, &event)) return e;
+  GPUPOOL_CAPTURE_EVENT(refuse_events(handle, handle, &capture_result));
   return ask(event->context, Operation::kEventQuery, event->wire);
 }
 

@@ -9,6 +9,7 @@
 
 #include "client/log.h"
 #include "client/modules.h"
+#include "client/pools.h"
 #include "client/state.h"
 #include "frontdoor/runtime_caller.h"
 #include "graphs/hooks.h"
@@ -224,16 +225,23 @@ CUresult allocate_graph_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* addr
   Context* context;
   if (const CUresult e = enter(&context)) return e;
   if (context->device->ordinal != ordinal) return CUDA_ERROR_NOT_SUPPORTED;
-  return allocate_for_graph(context, bytes, address);
+  uint64_t at = 0;
+  if (const CUresult e = allocate_device(context, bytes, &at)) return e;
+  Range range;
+  range.base = at;
+  range.bytes = bytes;
+  range.type = Range::Type::kDevice;
+  range.context = context;
+  if (!Process::get().ranges.add(range)) return CUDA_ERROR_UNKNOWN;
+  *address = at;
+  return CUDA_SUCCESS;
 }
 
 void release_graph_memory(CUdevice, CUdeviceptr address) {
   // Gone already if its context has ended.
   const auto range = Process::get().ranges.remove(address, Range::Type::kDevice);
   if (!range || !range->context->active.load()) return;
-  Channel::Post post(channel_of(range->context), op(Operation::kMemFreeV2),
-                     range->context->wire_id(), 8);
-  post.encoder().scalar(address);
+  free_device(range->context, address);
 }
 
 // ---- Executables --------------------------------------------------------------------------------
@@ -416,7 +424,8 @@ class RemoteExecutable final : public Executable {
     std::map<uint32_t, std::pair<Bytes, uint32_t>> parts;  // by phase: records, and how many
     for (uint32_t i : changed) {
       const Place place = places_[i];
-      if (phases_[place.phase].host) continue;  // looked at when it is done
+      // What the host does is looked at when it is done.
+      if (place.phase >= phases_.size() || phases_[place.phase].host) continue;
       auto& [bytes, count] = parts[place.phase];
       if (const CUresult e =
               describe(plan_[i], place.index, {}, context_->device, &bytes)) {
