@@ -121,10 +121,13 @@ CUresult launch(Context* context, CUfunction handle, const Config& config, void*
     cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     cooperative.value.cooperative = 1;
     const bool has_one = full == nullptr && (config.flags & wire::kLaunchCooperative) != 0;
-    GPUPOOL_CAPTURE(capture_launch(
-        config.stream, handle, config.grid, config.block, config.shared_bytes,
-        full != nullptr ? full->attrs : &cooperative,
-        full != nullptr ? full->numAttrs : has_one ? 1u : 0u, parameters, extra, &capture_result));
+    GPUPOOL_CAPTURE(capture_launch(config.stream, handle, config.grid, config.block,
+                                   config.shared_bytes,
+                                   full != nullptr ? full->attrs : &cooperative,
+                                   full != nullptr ? full->numAttrs
+                                   : has_one       ? 1u
+                                                   : 0u,
+                                   parameters, extra, &capture_result));
   }
   Function* function;
   CUresult result = function_in(context, handle, &function);

@@ -108,7 +108,9 @@ CUresult check(const KernelWork& work) {
                       {work.grid, work.block, work.shared_bytes, work.cooperative()});
 }
 
-bool is_device_memory(CUdeviceptr address) { return Process::get().ranges.device_range(address, 1); }
+bool is_device_memory(CUdeviceptr address) {
+  return Process::get().ranges.device_range(address, 1);
+}
 
 // ---- Copies and memsets -------------------------------------------------------------------------
 
@@ -295,7 +297,8 @@ CUresult describe(const PlanNode& node, uint32_t index, std::vector<uint32_t> de
   std::sort(dependencies.begin(), dependencies.end());
   dependencies.erase(std::unique(dependencies.begin(), dependencies.end()), dependencies.end());
   const Work& work = *node.work;
-  out->put(wire::GraphNodeHeader{static_cast<uint32_t>(kind_of(work)), index, node.enabled ? 1u : 0u,
+  out->put(wire::GraphNodeHeader{static_cast<uint32_t>(kind_of(work)), index,
+                                 node.enabled ? 1u : 0u,
                                  static_cast<uint32_t>(dependencies.size())});
   out->raw(dependencies.data(), dependencies.size() * sizeof(uint32_t));
   if (const auto* kernel = std::get_if<KernelWork>(&work)) {
@@ -427,8 +430,7 @@ class RemoteExecutable final : public Executable {
       // What the host does is looked at when it is done.
       if (place.phase >= phases_.size() || phases_[place.phase].host) continue;
       auto& [bytes, count] = parts[place.phase];
-      if (const CUresult e =
-              describe(plan_[i], place.index, {}, context_->device, &bytes)) {
+      if (const CUresult e = describe(plan_[i], place.index, {}, context_->device, &bytes)) {
         return e;
       }
       count++;

@@ -109,7 +109,8 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode* node
     }
     if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) entry->dependencies.clear();
     for (const Edge& edge : edges) {
-      std::erase_if(entry->dependencies, [&](const auto& e) { return e.node == edge.node->handle; });
+      std::erase_if(entry->dependencies,
+                    [&](const auto& e) { return e.node == edge.node->handle; });
       entry->dependencies.push_back({edge.node->handle, edge.data});
     }
     return CUDA_SUCCESS;

@@ -158,8 +158,8 @@ CUresult as_child(Exec& exec, Work* out) {
     }
     static const WorkPointer kEmpty = share(EmptyWork{});
     Node* node;
-    if (const CUresult e = guard.add_node(child.graph.get(), edges,
-                                          entry.enabled ? entry.work : kEmpty, &node)) {
+    if (const CUresult e =
+            guard.add_node(child.graph.get(), edges, entry.enabled ? entry.work : kEmpty, &node)) {
       guard.drop_graph(child.graph.get());
       return e;
     }
@@ -197,8 +197,7 @@ CUgraphExecUpdateResult compare(const Work& now, const Work& then) {
   } else if (const auto* copy = std::get_if<MemcpyWork>(&now)) {
     const auto& other = std::get<MemcpyWork>(then);
     auto on_device = [](CUmemorytype type, CUdeviceptr address) {
-      return type == CU_MEMORYTYPE_UNIFIED ? is_device_memory(address)
-                                           : type != CU_MEMORYTYPE_HOST;
+      return type == CU_MEMORYTYPE_UNIFIED ? is_device_memory(address) : type != CU_MEMORYTYPE_HOST;
     };
     const CUDA_MEMCPY3D &a = copy->copy, &b = other.copy;
     if (copy->context != other.context ||

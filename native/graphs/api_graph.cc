@@ -19,9 +19,7 @@ using namespace gpupool::graphs;  // NOLINT: a file of entry points
 
 namespace {
 
-bool plain(const CUgraphEdgeData& data) {
-  return (data.from_port | data.to_port | data.type) == 0;
-}
+bool plain(const CUgraphEdgeData& data) { return (data.from_port | data.to_port | data.type) == 0; }
 
 // Hands a list to a program that asks for its length first, or for a part of it: what is beyond
 // the list is null.
@@ -200,9 +198,9 @@ std::string details(const Work& work) {
   if (const auto* kernel = std::get_if<KernelWork>(&work)) {
     const char* name = nullptr;
     cuFuncGetName(&name, kernel->callee());
-    snprintf(text, sizeof text, "\\n%.100s\\n{%u,%u,%u},{%u,%u,%u},%u", name != nullptr ? name : "?",
-             kernel->grid[0], kernel->grid[1], kernel->grid[2], kernel->block[0], kernel->block[1],
-             kernel->block[2], kernel->shared_bytes);
+    snprintf(text, sizeof text, "\\n%.100s\\n{%u,%u,%u},{%u,%u,%u},%u",
+             name != nullptr ? name : "?", kernel->grid[0], kernel->grid[1], kernel->grid[2],
+             kernel->block[0], kernel->block[1], kernel->block[2], kernel->shared_bytes);
   } else if (const auto* copy = std::get_if<MemcpyWork>(&work)) {
     snprintf(text, sizeof text, "\\n%zu x %zu x %zu bytes", copy->copy.WidthInBytes,
              copy->copy.Height, copy->copy.Depth);
@@ -217,7 +215,8 @@ std::string details(const Work& work) {
 void draw(const Graph& graph, bool verbose, unsigned depth, std::string* out) {
   const std::string prefix = "graph_" + std::to_string(graph.handle >> 4 & 0xFFFFFFF) + "_node_";
   *out += "subgraph cluster_" + std::to_string(graph.handle >> 4 & 0xFFFFFFF) + " {\n";
-  *out += "label=\"graph_" + std::to_string(graph.handle >> 4 & 0xFFFFFFF) + "\" graph[style=\"dashed\"]\n";
+  *out += "label=\"graph_" + std::to_string(graph.handle >> 4 & 0xFFFFFFF) +
+          "\" graph[style=\"dashed\"]\n";
   for (const auto& node : graph.nodes) {
     const std::string id = std::to_string(node->position);
     *out += "\"" + prefix + id + "\"[style=\"solid\" shape=\"rectangle\" label=\"" + id + "\\n" +
@@ -338,9 +337,8 @@ CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, const
                                    size_t count) {
   return remove_dependencies(graph, from, to, nullptr, count);
 }
-CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from,
-                                      const CUgraphNode* to, const CUgraphEdgeData* data,
-                                      size_t count) {
+CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                      const CUgraphEdgeData* data, size_t count) {
   return remove_dependencies(graph, from, to, data, count);
 }
 

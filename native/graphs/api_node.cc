@@ -111,8 +111,7 @@ CUresult read_allocation(CUDA_MEM_ALLOC_NODE_PARAMS* parameters, AllocWork* work
     if (access.location.id != pool.location.id) return CUDA_ERROR_NOT_SUPPORTED;  // peers
     work->access.push_back(access);
   }
-  if (const CUresult e =
-          new_graph_memory(pool.location.id, parameters->bytesize, &work->memory)) {
+  if (const CUresult e = new_graph_memory(pool.location.id, parameters->bytesize, &work->memory)) {
     return e;
   }
   parameters->dptr = work->memory->address;
@@ -252,8 +251,7 @@ CUresult get_kernel(CUgraphNode node, Parameters* out) {
     out->blockDimY = work.block[1];
     out->blockDimZ = work.block[2];
     out->sharedMemBytes = work.shared_bytes;
-    out->kernelParams =
-        work.pointers.empty() ? nullptr : const_cast<void**>(work.pointers.data());
+    out->kernelParams = work.pointers.empty() ? nullptr : const_cast<void**>(work.pointers.data());
     if constexpr (!std::is_same_v<Parameters, CUDA_KERNEL_NODE_PARAMS_v1>) {
       out->kern = work.kernel;
       out->ctx = work.context;
@@ -469,8 +467,8 @@ CUresult cuGraphAddEmptyNode(CUgraphNode* out, CUgraph graph, const CUgraphNode*
   return add(out, graph, dependencies, nullptr, count, share(EmptyWork{}));
 }
 
-CUresult cuGraphAddEventRecordNode(CUgraphNode* out, CUgraph graph,
-                                   const CUgraphNode* dependencies, size_t count, CUevent event) {
+CUresult cuGraphAddEventRecordNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                   size_t count, CUevent event) {
   return add_event(out, graph, dependencies, count, event, true);
 }
 CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent* out) {

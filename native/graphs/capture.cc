@@ -100,9 +100,8 @@ bool route(const StreamInfo& info, Participant** entry, CUresult* result) {
 
 CUresult add(Guard& guard, Participant* entry, Work work) {
   Node* node = nullptr;
-  const CUresult result =
-      guard.add_node(entry->capture->graph.get(), edges_of(guard, *entry),
-                     share(std::move(work)), &node);
+  const CUresult result = guard.add_node(entry->capture->graph.get(), edges_of(guard, *entry),
+                                         share(std::move(work)), &node);
   if (result != CUDA_SUCCESS) {
     entry->capture->invalid = true;
     return result;
@@ -213,8 +212,7 @@ CUresult end_capture(CUstream stream, CUgraph* graph) {
   return result;
 }
 
-CUresult with_participant(CUstream stream,
-                          const std::function<CUresult(Guard&, Participant*)>& f) {
+CUresult with_participant(CUstream stream, const std::function<CUresult(Guard&, Participant*)>& f) {
   CUcontext context;
   if (const CUresult e = current(&context)) return e;
   StreamInfo info;
@@ -520,10 +518,9 @@ CUresult check_unsafe() {
   Guard guard;
   bool found = false;
   for (const auto& capture : state().captures) {
-    const bool prohibits = mine(*capture)
-                               ? capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED
-                               : thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
-                                     capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    const bool prohibits = mine(*capture) ? capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED
+                                          : thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+                                                capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
     if (!prohibits) continue;
     capture->invalid = true;
     found = true;

@@ -14,10 +14,11 @@ extern std::atomic<unsigned> captures_open, watched;
 inline bool capturing() { return captures_open.load(std::memory_order_relaxed) != 0; }
 inline bool watching() { return watched.load(std::memory_order_relaxed) != 0; }
 
-// ---- With capturing(), for events with watching() ----------------------------------------------------------------------------
+// ---- With capturing(), for events with watching()
+// ----------------------------------------------------------------------------
 
-// Work for a stream. False: it is not captured, go on. True: *result is the call's answer. `describe`
-// writes what the node does.
+// Work for a stream. False: it is not captured, go on. True: *result is the call's answer.
+// `describe` writes what the node does.
 bool capture(CUstream stream, CUresult* result, const std::function<CUresult(Work*)>& describe);
 bool capture_launch(CUstream stream, CUfunction function, const unsigned grid[3],
                     const unsigned block[3], unsigned shared_bytes,
@@ -58,24 +59,24 @@ void forget_context(CUcontext context);
 }  // namespace gpupool::graphs
 
 // For entry points: `return` what the graphs answer, if they do.
-#define GPUPOOL_CAPTURE(call)                                                    \
-  do {                                                                           \
-    if (::gpupool::graphs::capturing()) [[unlikely]] {                           \
-      CUresult capture_result = CUDA_SUCCESS;                                    \
-      if (::gpupool::graphs::call) return capture_result;                        \
-    }                                                                            \
+#define GPUPOOL_CAPTURE(call)                             \
+  do {                                                    \
+    if (::gpupool::graphs::capturing()) [[unlikely]] {    \
+      CUresult capture_result = CUDA_SUCCESS;             \
+      if (::gpupool::graphs::call) return capture_result; \
+    }                                                     \
   } while (0)
 // The same for calls with events, which outlive captures.
-#define GPUPOOL_CAPTURE_EVENT(call)                                              \
-  do {                                                                           \
-    if (::gpupool::graphs::watching()) [[unlikely]] {                            \
-      CUresult capture_result = CUDA_SUCCESS;                                    \
-      if (::gpupool::graphs::call) return capture_result;                        \
-    }                                                                            \
+#define GPUPOOL_CAPTURE_EVENT(call)                       \
+  do {                                                    \
+    if (::gpupool::graphs::watching()) [[unlikely]] {     \
+      CUresult capture_result = CUDA_SUCCESS;             \
+      if (::gpupool::graphs::call) return capture_result; \
+    }                                                     \
   } while (0)
-#define GPUPOOL_CAPTURE_CHECK(call)                                              \
-  do {                                                                           \
-    if (::gpupool::graphs::capturing()) [[unlikely]] {                           \
-      if (const CUresult refused_ = ::gpupool::graphs::call) return refused_;    \
-    }                                                                            \
+#define GPUPOOL_CAPTURE_CHECK(call)                                           \
+  do {                                                                        \
+    if (::gpupool::graphs::capturing()) [[unlikely]] {                        \
+      if (const CUresult refused_ = ::gpupool::graphs::call) return refused_; \
+    }                                                                         \
   } while (0)

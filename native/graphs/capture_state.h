@@ -40,8 +40,7 @@ CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
                        const CUgraphNode* dependencies, const CUgraphEdgeData* data, size_t count);
 CUresult end_capture(CUstream stream, CUgraph* graph);
 // Runs `f(Participant*)`, null: the stream does not capture, with all locks held.
-CUresult with_participant(CUstream stream,
-                          const std::function<CUresult(Guard&, Participant*)>& f);
+CUresult with_participant(CUstream stream, const std::function<CUresult(Guard&, Participant*)>& f);
 CUresult exchange_mode(CUstreamCaptureMode* mode);
 
 }  // namespace gpupool::graphs

@@ -210,7 +210,8 @@ CUresult Guard::clone(Graph* from, bool embedded, std::shared_ptr<Graph>* out, u
       result = clone(child->graph.get(), true, &own.graph, depth + 1);
       if (result != CUDA_SUCCESS) break;
       work = std::make_shared<const Work>(std::move(own));
-    } else if (std::holds_alternative<AllocWork>(*work) || std::holds_alternative<FreeWork>(*work)) {
+    } else if (std::holds_alternative<AllocWork>(*work) ||
+               std::holds_alternative<FreeWork>(*work)) {
       result = CUDA_ERROR_NOT_SUPPORTED;  // CUDA does not clone them either
       break;
     }

@@ -27,7 +27,7 @@ struct Parameter {
 struct KernelLayout {
   std::vector<Parameter> parameters;
   uint32_t parameter_bytes = 0;
-  bool known = true;           // false: only a whole block of parameters can be passed
+  bool known = true;            // false: only a whole block of parameters can be passed
   CUcontext context = nullptr;  // in which the kernel runs
 };
 

@@ -32,8 +32,7 @@ bool sane(const GraphFill& f) {
 bool decode_graph(const uint8_t* data, size_t bytes, uint32_t count, bool update,
                   std::vector<GraphNode>* out) {
   // A record is no shorter than its header: the count is checked before anything is allocated.
-  if (count > kMaxGraphNodes || bytes > kMaxGraphBytes ||
-      bytes / sizeof(GraphNodeHeader) < count) {
+  if (count > kMaxGraphNodes || bytes > kMaxGraphBytes || bytes / sizeof(GraphNodeHeader) < count) {
     return false;
   }
   Decoder decoder(data, bytes);

@@ -1,6 +1,6 @@
-// The nodes of an executable graph as they travel: records one after the other, in an order in which
-// dependencies come first. Only work on the device is among them; what needs the client's memory or
-// functions, the client does between the graphs that it has cut its own into.
+// The nodes of an executable graph as they travel: records one after the other, in an order in
+// which dependencies come first. Only work on the device is among them; what needs the client's
+// memory or functions, the client does between the graphs that it has cut its own into.
 #pragma once
 
 #include <cstdint>

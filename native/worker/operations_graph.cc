@@ -32,7 +32,8 @@ CUresult check(SessionState& session, const GraphNode& node) {
       auto bytes = [&c](uint64_t pitch, uint64_t rows) {
         return ((c.depth - 1) * rows + c.height - 1) * pitch + c.width;
       };
-      return session.device_range(c.destination, bytes(c.destination_pitch, c.destination_height)) &&
+      return session.device_range(c.destination,
+                                  bytes(c.destination_pitch, c.destination_height)) &&
                      session.device_range(c.source, bytes(c.source_pitch, c.source_height))
                  ? CUDA_SUCCESS
                  : CUDA_ERROR_INVALID_VALUE;
@@ -143,8 +144,8 @@ CUresult add(SessionState& session, const Context* context, CUgraph graph,
   Parameters parameters(session, node);
   switch (static_cast<GraphNodeKind>(node.header.kind)) {
     case GraphNodeKind::kKernel: {
-      const CUresult e = driver.cuGraphAddKernelNode_v2(made, graph, before.data(), count,
-                                                        &parameters.kernel);
+      const CUresult e =
+          driver.cuGraphAddKernelNode_v2(made, graph, before.data(), count, &parameters.kernel);
       return e != CUDA_SUCCESS ? e : set_attributes(driver, node.launch, *made);
     }
     case GraphNodeKind::kCopy:
@@ -262,8 +263,8 @@ bool take_nodes(SessionState& session, const Command& command, const wire::Graph
 bool define(SessionState& session, const Command& command) {
   wire::Decoder decoder = command.body;
   const auto body = decoder.get<wire::GraphDefine>();
-  if (!decoder.finished() || command.bulk_bytes != body.bytes || body.count > wire::kMaxGraphNodes ||
-      (body.more_follows == 0) != command.wants_reply()) {
+  if (!decoder.finished() || command.bulk_bytes != body.bytes ||
+      body.count > wire::kMaxGraphNodes || (body.more_follows == 0) != command.wants_reply()) {
     return session.malformed(command);
   }
   Context* context = session.context(command);

@@ -24,7 +24,7 @@ from tests.functional.pool import Pool, wait_for
 from tests.functional.test_golden import GOLDEN, frames_of
 from tests.functional.wire import Closed, Connection, Lease, Refused
 
-OPERATIONS = 100  # numbers up to here are tried; those that are not given out are unknown ones
+OPERATIONS = 120  # numbers up to here are tried; those that are not given out are unknown ones
 INTERESTING = [
     0,
     1,

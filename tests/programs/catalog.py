@@ -85,6 +85,7 @@ RUNTIME_PROGRAMS = [
     Program("printf_flush", "cuda", output=PRINTF_IN_ORDER),
     Program("runtime_errors", "cuda"),
     Program("stream_ordered", "cuda"),
+    Program("graphs", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
     # newcomer/: written from CUDA's documentation alone
     Program("spmv_csr", "cuda", folder="newcomer", newest_only=True),
@@ -110,6 +111,7 @@ DRIVER_PROGRAMS = [
     Program("link", "driver"),
     Program("vmm", "driver"),
     Program("pools", "driver"),
+    Program("capture", "driver"),
     Program("fork", "driver"),
     Program("sticky", "driver", output=None, faults=True),
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),

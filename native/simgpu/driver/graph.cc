@@ -1,7 +1,6 @@
 // The simulated GPU's part of graphs: an executable is a list of steps that a stream works off, in
 // an order in which dependencies come first.
 #include "graphs/hooks.h"
-
 #include "simgpu/driver/copies.h"
 #include "simgpu/driver/launches.h"
 
