@@ -398,12 +398,12 @@ class RemoteExecutable final : public Executable {
     if (launched_ && last_ != stream) cuStreamSynchronize(last_);
     launched_ = true;
     last_ = stream;
-    bool called = false;
+    bool wrote = false;
     for (const Phase& phase : phases_) {
       if (phase.segment != nullptr) submit(Operation::kGraphLaunch, owner, phase, on_wire);
       if (!phase.host) continue;
       for (uint32_t i : phase.nodes) {
-        if (const CUresult e = do_on_host(plan_[i], stream, &called)) return e;
+        if (const CUresult e = do_on_host(plan_[i], stream, &wrote)) return e;
       }
     }
     return CUDA_SUCCESS;
@@ -563,19 +563,21 @@ class RemoteExecutable final : public Executable {
     encoder.handle(stream);
   }
 
-  // `called`: a host function runs earlier in this launch, and may write what is copied.
-  static CUresult do_on_host(const PlanNode& node, CUstream stream, bool* called) {
+  // `wrote`: something earlier in this launch writes host memory, perhaps the source of a copy, and
+  // may not be over yet.
+  static CUresult do_on_host(const PlanNode& node, CUstream stream, bool* wrote) {
     if (const auto* host = std::get_if<HostWork>(&*node.work)) {
-      *called = true;
+      *wrote = true;
       return cuLaunchHostFunc(stream, host->function, host->data);
     }
     const auto* copy = std::get_if<MemcpyWork>(&*node.work);
     if (copy == nullptr || !node.enabled) return CUDA_SUCCESS;
     const Direction direction = direction_of(copy->copy);
-    if (direction == Direction::kOnHost || (direction == Direction::kToDevice && *called)) {
+    if (direction == Direction::kOnHost || (direction == Direction::kToDevice && *wrote)) {
       if (const CUresult e = cuStreamSynchronize(stream)) return e;
-      *called = false;
+      *wrote = false;
     }
+    if (direction == Direction::kFromDevice) *wrote = true;
     return cuMemcpy3DAsync_v2(&copy->copy, stream);
   }
 
