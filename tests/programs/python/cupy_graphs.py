@@ -1,5 +1,5 @@
-"""CuPy's graphs: elementwise kernels, a reduction and a RawKernel captured from a stream and launched
-with changing input, against NumPy."""
+"""CuPy's graphs: elementwise kernels, a reduction and a RawKernel captured from a stream and
+launched with changing input, against NumPy."""
 
 import cupy
 import numpy
