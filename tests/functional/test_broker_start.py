@@ -97,7 +97,7 @@ def test_a_path_that_is_too_long(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk(tmp_path: Path) -> None:
     script = """
-        mount -t tmpfs -o size=64k,nr_inodes=64 none "$1" || exit 77
+        mount -t tmpfs -o size=64k,nr_inodes=64,mode=755 none "$1" || exit 77
         dd if=/dev/zero of="$1/filler" bs=1k 2>/dev/null
         exec "$2" --run-dir "$1" --worker /bin/true
     """
