@@ -27,9 +27,11 @@ class Elf {
  public:
   explicit Elf(std::span<const uint8_t> data) : data_(data) {}
 
-  bool open() {
+  bool open() { return open_any() && header_.e_machine == kMachineCuda; }
+
+  bool open_any() {
     if (!read(0, &header_) || memcmp(header_.e_ident, ELFMAG, SELFMAG) != 0 ||
-        header_.e_ident[EI_CLASS] != ELFCLASS64 || header_.e_machine != kMachineCuda) {
+        header_.e_ident[EI_CLASS] != ELFCLASS64 || header_.e_ident[EI_DATA] != ELFDATA2LSB) {
       return false;
     }
     sections_.resize(header_.e_shnum);
@@ -54,6 +56,11 @@ class Elf {
       return {};
     }
     return data_.subspan(section.sh_offset, section.sh_size);
+  }
+
+  bool segment(size_t index, Elf64_Phdr* segment) const {
+    return header_.e_phentsize >= sizeof *segment && header_.e_phoff <= data_.size() &&
+           read(header_.e_phoff + index * header_.e_phentsize, segment);
   }
 
   std::string_view text(const Elf64_Shdr& strings, uint64_t at) const {
@@ -163,6 +170,7 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
   if (!elf.open()) return false;
   ProgramInfo found;
   found.architecture = read_cubin_header(data)->architecture;
+  found.variable_bytes = cubin_variable_bytes(data);
   std::map<std::string, KernelLayout, std::less<>> kernels;
   for (const Elf64_Shdr& section : elf.sections()) {
     const std::string_view name = elf.section_name(section);
@@ -214,6 +222,131 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
   }
   *info = std::move(found);
   return true;
+}
+
+namespace {
+
+// The names that a table of symbols has are within its table of strings, which ends with a NUL.
+bool symbols_are_sound(const Elf& elf, const Elf64_Shdr& section) {
+  const Elf64_Shdr& strings = elf.sections()[section.sh_link];
+  const auto names = elf.bytes(strings);
+  const auto symbols = elf.bytes(section);
+  if (section.sh_entsize != sizeof(Elf64_Sym) || symbols.size() % sizeof(Elf64_Sym) != 0 ||
+      strings.sh_type != SHT_STRTAB || section.sh_info > symbols.size() / sizeof(Elf64_Sym)) {
+    return false;
+  }
+  for (size_t at = 0; at < symbols.size(); at += sizeof(Elf64_Sym)) {
+    Elf64_Sym symbol;
+    memcpy(&symbol, symbols.data() + at, sizeof symbol);
+    if (symbol.st_name >= names.size()) return false;
+    if (symbol.st_shndx >= SHN_LORESERVE || symbol.st_shndx == SHN_UNDEF) continue;
+    if (symbol.st_shndx >= elf.sections().size()) return false;
+    const Elf64_Shdr& home = elf.sections()[symbol.st_shndx];
+    // Absolute addresses of a linked file are its sections' own; a size must fit all the same.
+    if (symbol.st_size > home.sh_size) return false;
+    if (elf.header().e_type == ET_REL && symbol.st_value > home.sh_size - symbol.st_size) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <typename Entry>
+bool relocations_are_sound(const Elf& elf, const Elf64_Shdr& section) {
+  const auto entries = elf.bytes(section);
+  const Elf64_Shdr& symbols = elf.sections()[section.sh_link];
+  if (section.sh_entsize != sizeof(Entry) || entries.size() % sizeof(Entry) != 0 ||
+      section.sh_info >= elf.sections().size()) {
+    return false;
+  }
+  const bool has_symbols = symbols.sh_type == SHT_SYMTAB || symbols.sh_type == SHT_DYNSYM;
+  const uint64_t count = has_symbols ? symbols.sh_size / sizeof(Elf64_Sym) : 1;
+  const uint64_t room = elf.sections()[section.sh_info].sh_size;
+  for (size_t at = 0; at < entries.size(); at += sizeof(Entry)) {
+    Entry entry;
+    memcpy(&entry, entries.data() + at, sizeof entry);
+    if (ELF64_R_SYM(entry.r_info) >= count) return false;
+    if (section.sh_info != 0 && entry.r_offset >= room) return false;
+  }
+  return true;
+}
+
+void add(uint64_t* sum, uint64_t bytes) {
+  if (__builtin_add_overflow(*sum, bytes, sum)) *sum = UINT64_MAX;
+}
+
+}  // namespace
+
+bool elf_is_sound(std::span<const uint8_t> data) {
+  Elf elf(data);
+  if (!elf.open_any()) return false;
+  const Elf64_Ehdr& header = elf.header();
+  const auto& sections = elf.sections();
+  if (sections.empty() && header.e_shoff != 0) return false;  // their number is elsewhere
+  if (header.e_phnum == PN_XNUM) return false;
+  for (size_t i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr segment;
+    if (!elf.segment(i, &segment) || segment.p_offset > data.size() ||
+        segment.p_filesz > data.size() - segment.p_offset) {
+      return false;
+    }
+  }
+  if (sections.empty()) return true;
+  for (const Elf64_Shdr& section : sections) {
+    if (section.sh_type == SHT_NULL) continue;
+    if (section.sh_type != SHT_NOBITS &&
+        (section.sh_offset > data.size() || section.sh_size > data.size() - section.sh_offset)) {
+      return false;
+    }
+    if (section.sh_type == SHT_STRTAB && section.sh_size != 0 && elf.bytes(section).back() != 0) {
+      return false;
+    }
+    if (section.sh_link >= sections.size()) return false;
+  }
+  const Elf64_Shdr& names = sections[header.e_shstrndx];
+  if (names.sh_type != SHT_STRTAB) return false;
+  for (const Elf64_Shdr& section : sections) {
+    if (section.sh_name >= names.sh_size) return false;
+    switch (section.sh_type) {
+      case SHT_SYMTAB:
+      case SHT_DYNSYM:
+        if (!symbols_are_sound(elf, section)) return false;
+        break;
+      case SHT_RELA:
+        if (!relocations_are_sound<Elf64_Rela>(elf, section)) return false;
+        break;
+      case SHT_REL:
+        if (!relocations_are_sound<Elf64_Rel>(elf, section)) return false;
+        break;
+      default:
+        break;
+    }
+  }
+  return true;
+}
+
+uint64_t cubin_variable_bytes(std::span<const uint8_t> data) {
+  Elf elf(data);
+  if (!elf.open()) return UINT64_MAX;
+  constexpr uint64_t kUnit = 512;
+  constexpr uint64_t kMostShared = 256 * 1024;  // of one kernel, on any card
+  uint64_t by_section = 0, by_segment = 0;
+  for (const Elf64_Shdr& section : elf.sections()) {
+    const std::string_view name = elf.section_name(section);
+    if (name.starts_with(".nv.shared.") && section.sh_size <= kMostShared) continue;
+    const bool variables = section.sh_type == SHT_NOBITS || name.starts_with(".nv.global") ||
+                           name.starts_with(".nv.constant");
+    if (!variables || section.sh_size == 0) continue;
+    if (section.sh_size > UINT64_MAX - kUnit) return UINT64_MAX;
+    add(&by_section, (section.sh_size + kUnit - 1) / kUnit * kUnit);
+  }
+  for (size_t i = 0; i < elf.header().e_phnum; ++i) {
+    Elf64_Phdr segment;
+    if (!elf.segment(i, &segment)) return UINT64_MAX;
+    if (segment.p_type == PT_LOAD && segment.p_memsz > segment.p_filesz)
+      add(&by_segment, segment.p_memsz - segment.p_filesz);
+  }
+  return std::max(by_section, by_segment);
 }
 
 }  // namespace gpupool::frontdoor

@@ -25,4 +25,12 @@ size_t trusted_cubin_bytes(const void* elf);
 // False: the file is broken. Of a broken file nothing is returned.
 bool scan_cubin(std::span<const uint8_t> elf, ProgramInfo* info);
 
+// True if every table, section, string, symbol and relocation that the file names lies in it, so
+// that a reader that trusts the file stays inside. For CUDA's files, and host objects for a linker.
+bool elf_is_sound(std::span<const uint8_t> elf);
+
+// Device memory that loading the file takes for variables, at least: by its sections and by its
+// segments, whichever is more, whatever its symbols say.
+uint64_t cubin_variable_bytes(std::span<const uint8_t> elf);
+
 }  // namespace gpupool::frontdoor

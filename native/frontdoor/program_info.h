@@ -34,6 +34,9 @@ struct ProgramInfo {
   int architecture = 0;  // 10 * major + minor that the code was made for
   std::vector<KernelLayout> kernels;
   std::vector<GlobalLayout> globals;
+  // Device memory that all variables take together, at least: of every scope, each in units of 512
+  // bytes or its alignment; UINT64_MAX when it is beyond all numbers.
+  uint64_t variable_bytes = 0;
 
   const KernelLayout* kernel(std::string_view name) const {
     for (const KernelLayout& k : kernels) {

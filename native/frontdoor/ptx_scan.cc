@@ -24,14 +24,13 @@ class Lexer {
 
   void advance() {
     skip_space();
-    const size_t start = at_;
+    const size_t start = start_ = at_;
     if (at_ >= text_.size()) {
       token_ = {};
       return;
     }
     if (text_[at_] == '"') {
-      at_ = text_.find('"', at_ + 1);
-      at_ = at_ == std::string_view::npos ? text_.size() : at_ + 1;
+      skip_string();
     } else if (is_word(text_[at_])) {
       ++at_;
       // A directive begins a new word, unless the dot is inside of a number or a name.
@@ -61,8 +60,7 @@ class Lexer {
         skip_space();
         if (at_ == before) ++at_;
       } else if (c == '"') {
-        at_ = text_.find('"', at_ + 1);
-        at_ = at_ == std::string_view::npos ? text_.size() : at_ + 1;
+        skip_string();
       } else {
         ++at_;
         depth += c == '{' ? 1 : -1;
@@ -77,6 +75,52 @@ class Lexer {
     return false;
   }
 
+  // In a function's body, with the current token its opening brace or what follows a declaration:
+  // to the next declaration of a variable, which becomes the current token, or, when `depth` is 0,
+  // to the token after the body. False: the body does not end.
+  bool next_in_body(int* depth) {
+    if (*depth > 0) at_ = start_;
+    if (*depth == 0) *depth = 1;
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      switch (c) {
+        case '{':
+        case '}':
+          ++at_;
+          *depth += c == '{' ? 1 : -1;
+          if (*depth == 0) {
+            advance();
+            return true;
+          }
+          break;
+        case '"':
+          skip_string();
+          break;
+        case '/': {
+          const size_t before = at_;
+          skip_space();
+          if (at_ == before) ++at_;
+          break;
+        }
+        case '.':
+          if (!is_word(text_[at_ - 1]) &&
+              (text_.substr(at_, 7) == ".global" || text_.substr(at_, 6) == ".const")) {
+            advance();
+            return true;
+          }
+          ++at_;
+          break;
+        default:
+          ++at_;
+      }
+    }
+    token_ = {};
+    return false;
+  }
+
+  // A string with an escape or a line's end in it: compilers differ about where it ends.
+  bool strange() const { return strange_; }
+
   void skip_line() {
     const size_t end = text_.find('\n', at_);
     at_ = end == std::string_view::npos ? text_.size() : end;
@@ -89,6 +133,14 @@ class Lexer {
   }
 
  private:
+  void skip_string() {
+    const size_t end = text_.find('"', at_ + 1);
+    const std::string_view inside =
+        text_.substr(at_ + 1, end == std::string_view::npos ? end : end - at_ - 1);
+    strange_ = strange_ || inside.find_first_of("\\\n\r") != std::string_view::npos;
+    at_ = end == std::string_view::npos ? text_.size() : end + 1;
+  }
+
   void skip_space() {
     while (at_ < text_.size()) {
       const char c = text_[at_];
@@ -106,8 +158,9 @@ class Lexer {
   }
 
   std::string_view text_;
-  size_t at_ = 0;
+  size_t at_ = 0, start_ = 0;  // behind and at the current token
   std::string_view token_;
+  bool strange_ = false;
 };
 
 std::optional<uint64_t> number(std::string_view text) {
@@ -154,6 +207,8 @@ struct Declaration {
 };
 
 constexpr uint64_t kMaxVariableBytes = uint64_t{1} << 40;
+constexpr uint64_t kVariableUnit = 512;
+constexpr int kMaxDepth = 64;  // of constant expressions
 
 class Scanner {
  public:
@@ -162,6 +217,7 @@ class Scanner {
   bool run(std::string* why) {
     while (!lexer_.at_end() && ok_) statement();
     if (ok_ && target_.architecture == 0) fail("there is no .target");
+    if (ok_ && lexer_.strange()) fail("a string has an escape or a line's end in it");
     if (!ok_ && why != nullptr) *why = why_;
     info_->architecture = target_.architecture;
     return ok_;
@@ -249,13 +305,24 @@ class Scanner {
   void skip_function() {
     while (!lexer_.at_end()) {
       if (lexer_.accept(";")) return;
-      if (lexer_.is("{")) {
-        if (!lexer_.skip_braces()) fail("a function does not end");
-        return;
-      }
+      if (lexer_.is("{")) return body("a function does not end");
       lexer_.advance();
     }
     fail("a function does not end");
+  }
+
+  // What is declared in it takes memory like the module's own variables.
+  void body(const std::string& without_end) {
+    int depth = 0;
+    do {
+      if (!lexer_.next_in_body(&depth)) return fail(without_end);
+      if (depth == 0) return;
+      const bool constant = lexer_.is(".const");
+      if (!lexer_.accept(".global") && !lexer_.accept(".const")) {
+        return fail("'" + std::string(lexer_.token().substr(0, 40)) + "' may be a declaration");
+      }
+      variables(false, constant);
+    } while (ok_);
   }
 
   // [.align N] .type [.ptr …] name [dimensions]; with the tokens of the state space taken already.
@@ -299,6 +366,59 @@ class Scanner {
     return declarator(result);
   }
 
+  // A constant expression of whole numbers that are not negative, up to an operator that binds less
+  // tightly than `least`. nullopt: something else, or a sum or product beyond 64 bits.
+  std::optional<uint64_t> expression(int least, int depth) {
+    auto left = operand(depth);
+    while (left) {
+      char op = lexer_.token().size() == 1 ? lexer_.token()[0] : '\0';
+      int binds = -1;
+      if (op == '*' || op == '/') binds = 5;
+      if (op == '+' || op == '-') binds = 4;
+      if (op == '<' || op == '>') binds = 3;
+      if (op == '&') binds = 2;
+      if (op == '^') binds = 1;
+      if (op == '|') binds = 0;
+      if (binds < least) return left;
+      lexer_.advance();
+      // A shift; comparisons and logical operators are none of a size's.
+      if (binds == 3 && !lexer_.accept(std::string_view(&op, 1))) return std::nullopt;
+      const auto right = expression(binds + 1, depth + 1);
+      if (!right) return right;
+      uint64_t value = 0;
+      bool wrong = false;
+      if (op == '+') wrong = __builtin_add_overflow(*left, *right, &value);
+      if (op == '-') wrong = __builtin_sub_overflow(*left, *right, &value);
+      if (op == '*') wrong = __builtin_mul_overflow(*left, *right, &value);
+      if (op == '/') wrong = *right == 0;
+      if (op == '/' && !wrong) value = *left / *right;
+      if (op == '<') wrong = *right > 63 || (*left << *right) >> *right != *left;
+      if (op == '<' && !wrong) value = *left << *right;
+      if (op == '>') wrong = *right > 63;
+      if (op == '>' && !wrong) value = *left >> *right;
+      if (op == '&') value = *left & *right;
+      if (op == '^') value = *left ^ *right;
+      if (op == '|') value = *left | *right;
+      if (wrong || value > INT64_MAX) return std::nullopt;
+      left = value;
+    }
+    return left;
+  }
+
+  std::optional<uint64_t> operand(int depth) {
+    if (depth > kMaxDepth) return std::nullopt;
+    std::optional<uint64_t> value;
+    if (lexer_.accept("(")) {
+      value = expression(0, depth + 1);
+      if (!lexer_.accept(")")) return std::nullopt;
+      return value;
+    }
+    value = lexer_.is("WARP_SZ") ? 32 : number(lexer_.token());
+    if (value && *value > INT64_MAX) return std::nullopt;
+    lexer_.advance();
+    return value;
+  }
+
   // name [dimensions], of elements of element_ bytes
   bool declarator(Declaration* result) {
     result->name = lexer_.token();
@@ -309,8 +429,7 @@ class Scanner {
         result->unsized = true;
         continue;
       }
-      auto value = number(lexer_.token());
-      lexer_.advance();
+      const auto value = expression(0, 0);
       if (!value || !lexer_.accept("]")) return fail("an array's size is wrong"), false;
       if (*value != 0 && bytes > kMaxVariableBytes / *value)
         return fail("an array is too large"), false;
@@ -352,8 +471,8 @@ class Scanner {
       }
     }
     if (lexer_.accept(";")) return;  // a declaration only
-    if (!lexer_.skip_braces()) return fail("the kernel " + kernel.name + " does not end");
-    if (is_extern) return;
+    body("the kernel " + kernel.name + " does not end");
+    if (!ok_ || is_extern) return;
     if (info_->kernels.size() >= kMaxKernels) return fail("there are too many kernels");
     info_->kernels.push_back(std::move(kernel));
   }
@@ -376,6 +495,9 @@ class Scanner {
     for (;;) {
       if (lexer_.accept("=")) {
         const uint64_t elements = initialiser();
+        if (variable.unsized &&
+            variable.bytes > kMaxVariableBytes / std::max<uint64_t>(1, elements))
+          return fail("an array is too large");
         if (variable.unsized) variable.bytes *= elements;
         variable.unsized = false;
       }
@@ -383,6 +505,10 @@ class Scanner {
       if (!is_extern && !variable.unsized) {
         if (info_->globals.size() >= kMaxGlobals) return fail("there are too many variables");
         info_->globals.push_back({std::string(variable.name), variable.bytes, constant, managed_});
+        const uint64_t unit = std::max<uint64_t>(kVariableUnit, variable.alignment);
+        const uint64_t bytes = std::max<uint64_t>(1, variable.bytes);
+        // No variable is beyond kMaxVariableBytes, and there are at most kMaxGlobals.
+        info_->variable_bytes += (bytes + unit - 1) / unit * unit;
       }
       if (!lexer_.accept(",")) break;
       variable = {};

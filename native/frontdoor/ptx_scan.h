@@ -1,5 +1,6 @@
-// A light scan of PTX text: kernels with their parameters' layout, variables with their size. It
-// checks nothing else; what compiles the text does.
+// A light scan of PTX text: kernels with their parameters' layout, variables of every scope with
+// their size. It checks nothing else; what compiles the text does. A text of which it could be
+// mistaken about a variable is not understood, since memory is charged by what it finds.
 #pragma once
 
 #include <string>

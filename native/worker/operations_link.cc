@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "worker/admission.h"
 #include "worker/session_state.h"
 
 namespace gpupool::worker {
@@ -107,16 +108,25 @@ bool add(SessionState& session, const Command& command) {
   if (!session.read_bulk(link->input.data() + before, command.bulk_bytes)) return false;
   if (body.more_follows != 0) return true;
   if (link->input.size() != body.bytes) return session.malformed(command);
-  const auto type = static_cast<CUjitInputType>(body.type);
-  size_t bytes = link->input.size();
-  if (type == CU_JIT_INPUT_PTX && link->input.back() != 0) {
-    link->input.push_back(0);
-    bytes++;
+  int major = 0, minor = 0;
+  const int device = session.assignment().device_ordinal;
+  session.driver().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                        device);
+  session.driver().cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                                        device);
+  std::vector<LinkInput> inputs;
+  CUresult result = admit_link_input(static_cast<CUjitInputType>(body.type), std::move(link->input),
+                                     major, minor, &inputs);
+  // Code for which the driver has no use is passed over for the next best.
+  for (size_t i = 0; i < inputs.size(); i++) {
+    LinkInput& input = inputs[i];
+    result = session.query(context, [&] {
+      return session.driver().cuLinkAddData_v2(link->driver, input.type, input.bytes.data(),
+                                               input.bytes.size(), name.c_str(), 0, nullptr,
+                                               nullptr);
+    });
+    if (result != CUDA_ERROR_NO_BINARY_FOR_GPU && result != CUDA_ERROR_INVALID_IMAGE) break;
   }
-  const CUresult result = session.query(context, [&] {
-    return session.driver().cuLinkAddData_v2(link->driver, type, link->input.data(), bytes,
-                                             name.c_str(), 0, nullptr, nullptr);
-  });
   std::vector<uint8_t>().swap(link->input);
   return answer_with_logs(session, command, *link, result, 0, nullptr);
 }

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "frontdoor/cubin.h"
-#include "frontdoor/images.h"
-#include "frontdoor/ptx_scan.h"
+#include "worker/admission.h"
 #include "worker/session_state.h"
 
 namespace gpupool::worker {
@@ -17,32 +15,123 @@ using wire::Operation;
 namespace {
 
 constexpr size_t kMaxParameters = 4096;
-constexpr uint64_t kGlobalUnit = 512;  // variables are charged in such units
 
-// Bytes of the image's variables, which the driver allocates by itself: they are the tenant's.
-uint64_t bytes_of_globals(const std::vector<uint8_t>& image) {
-  frontdoor::ProgramInfo info;
-  std::string why;
-  bool known = false;
-  switch (frontdoor::classify({image.data(), image.size()})) {
-    case frontdoor::ImageKind::kElf:
-      known = frontdoor::scan_cubin({image.data(), image.size()}, &info);
-      break;
-    case frontdoor::ImageKind::kPtx:
-      known = frontdoor::scan_ptx({reinterpret_cast<const char*>(image.data()), image.size()},
-                                  &info, &why);
-      break;
-    default:
-      break;
+// The options of a compilation, and the logs that it writes.
+class Jit {
+ public:
+  explicit Jit(const wire::ModuleLoad& body) {
+    if (body.want_log != 0) {
+      info_.resize(wire::kMaxLogBytes);
+      error_.resize(wire::kMaxLogBytes);
+      add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(info_.data()));
+      add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, info_.size());
+      add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(error_.data()));
+      add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, error_.size());
+    }
+    if (body.max_registers != 0) add(CU_JIT_MAX_REGISTERS, body.max_registers);
+    if (body.threads_per_block != 0) add(CU_JIT_THREADS_PER_BLOCK, body.threads_per_block);
+    if (body.optimization >= 0 && body.optimization <= 4) {
+      add(CU_JIT_OPTIMIZATION_LEVEL, static_cast<uint64_t>(body.optimization));
+    }
+    if (body.debug_info & 1) add(CU_JIT_GENERATE_DEBUG_INFO, 1);
+    if (body.debug_info & 2) add(CU_JIT_GENERATE_LINE_INFO, 1);
   }
-  if (!known) return 0;
-  uint64_t total = 0;
-  for (const auto& global : info.globals) {
-    const uint64_t bytes = (global.bytes + kGlobalUnit - 1) / kGlobalUnit * kGlobalUnit;
-    if (bytes < global.bytes || total + bytes < total) return ~0ull;
-    total += bytes;
+
+  unsigned count() const { return count_; }
+  CUjit_option* options() { return options_; }
+  void** values() { return values_; }
+
+  // A sentence of our own, if the client wants any and the driver has said nothing.
+  void say(const std::string& why) {
+    if (error_.empty() || error_[0] != '\0') return;
+    const size_t bytes = std::min(why.size(), error_.size() - 1);
+    memcpy(error_.data(), why.data(), bytes);
+    error_[bytes] = '\0';
   }
-  return total;
+
+  bool reply(SessionState& session, const Command& command, CUresult result) {
+    const size_t info_bytes = info_.empty() ? 0 : strnlen(info_.data(), info_.size());
+    const size_t error_bytes = error_.empty() ? 0 : strnlen(error_.data(), error_.size());
+    std::vector<uint8_t> body(sizeof(wire::CompileLogs) + wire::align8(info_bytes) +
+                              wire::align8(error_bytes));
+    wire::Encoder encoder(body.data());
+    encoder.put(wire::CompileLogs{0, static_cast<uint32_t>(info_bytes),
+                                  static_cast<uint32_t>(error_bytes)});
+    encoder.raw(info_.data(), info_bytes);
+    encoder.raw(error_.data(), error_bytes);
+    return session.reply(command.call, result, body.data(), encoder.size());
+  }
+
+ private:
+  void add(CUjit_option option, uint64_t value) {
+    options_[count_] = option;
+    values_[count_++] = reinterpret_cast<void*>(value);
+  }
+
+  CUjit_option options_[10];
+  void* values_[10];
+  unsigned count_ = 0;
+  std::vector<char> info_, error_;
+};
+
+// PTX of whose variables the scan could be mistaken is compiled first, which takes no memory of the
+// device: of machine code the sections tell. Also the driver then says what is wrong with the text.
+CUresult compile(SessionState& session, Context* context, Jit& jit, Code* code) {
+  const DriverTable& driver = session.driver();
+  if (driver.cuLinkCreate_v2 == nullptr) return CUDA_ERROR_INVALID_PTX;
+  CUlinkState link = nullptr;
+  CUresult result = session.query(context, [&] {
+    return driver.cuLinkCreate_v2(jit.count(), jit.options(), jit.values(), &link);
+  });
+  if (result != CUDA_SUCCESS) return result;
+  result = driver.cuLinkAddData_v2(link, CU_JIT_INPUT_PTX, code->bytes.data(), code->bytes.size(),
+                                   "ptx input", 0, nullptr, nullptr);
+  void* made = nullptr;
+  size_t bytes = 0;
+  if (result == CUDA_SUCCESS) result = driver.cuLinkComplete(link, &made, &bytes);
+  if (result == CUDA_SUCCESS && bytes > wire::kMaxImageBytes) result = CUDA_ERROR_OUT_OF_MEMORY;
+  Code compiled;
+  if (result == CUDA_SUCCESS) {
+    const auto* at = static_cast<const uint8_t*>(made);
+    result = admit_image({at, at + bytes}, &compiled);
+  }
+  driver.cuLinkDestroy(link);
+  if (result != CUDA_SUCCESS) return result;
+  if (!compiled.variables_known) return CUDA_ERROR_INVALID_PTX;
+  *code = std::move(compiled);
+  return CUDA_SUCCESS;
+}
+
+// Loads the image; in any case what it does not keep is given back.
+CUresult load_image(SessionState& session, Context* context, Module* module, Jit& jit) {
+  // The device's printf is a call of vprintf in PTX and in cubins.
+  static constexpr std::string_view kPrint = "vprintf";
+  module->prints =
+      memmem(module->image.data(), module->image.size(), kPrint.data(), kPrint.size()) != nullptr;
+  Code code;
+  CUresult result = admit_image(std::move(module->image), &code);
+  std::vector<uint8_t>().swap(module->image);
+  const std::string why = code.why;
+  if (result == CUDA_SUCCESS && !code.variables_known) {
+    result = compile(session, context, jit, &code);
+    if (result == CUDA_ERROR_INVALID_PTX) {
+      jit.say("gpupool cannot tell how much memory the variables of this PTX take: " + why);
+    }
+  } else if (result != CUDA_SUCCESS) {
+    jit.say("gpupool refuses the image: " + why);
+  }
+  if (result != CUDA_SUCCESS) return result;
+  if (!session.account().charge(code.variable_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  result = session.query(context, [&] {
+    return session.driver().cuModuleLoadDataEx(&module->driver, code.bytes.data(), jit.count(),
+                                               jit.options(), jit.values());
+  });
+  if (result != CUDA_SUCCESS) {
+    session.account().refund(code.variable_bytes);
+    return result;
+  }
+  module->charged = code.variable_bytes;
+  return CUDA_SUCCESS;
 }
 
 wire::FunctionInfo info_of(SessionState& session, CUfunction function) {
@@ -82,62 +171,11 @@ bool load(SessionState& session, const Command& command) {
   if (body.more_follows != 0) return true;
   if (module->image.size() != body.image_bytes) return session.malformed(command);
 
-  // The device's printf is a call of vprintf in PTX and in cubins.
-  static constexpr std::string_view kPrint = "vprintf";
-  module->prints =
-      memmem(module->image.data(), module->image.size(), kPrint.data(), kPrint.size()) != nullptr;
-  const uint64_t charge = bytes_of_globals(module->image);
-  if (charge != 0 && !session.account().charge(charge)) {
-    session.modules.erase(body.module);
-    return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
-  }
-  module->image.push_back(0);  // PTX is a text that ends with a NUL
-  CUjit_option options[10];
-  void* values[10];
-  unsigned count = 0;
-  auto add = [&](CUjit_option option, uint64_t value) {
-    options[count] = option;
-    values[count++] = reinterpret_cast<void*>(value);
-  };
-  std::vector<char> info_log, error_log;
-  if (body.want_log != 0) {
-    info_log.resize(wire::kMaxLogBytes);
-    error_log.resize(wire::kMaxLogBytes);
-    add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(info_log.data()));
-    add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, info_log.size());
-    add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(error_log.data()));
-    add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, error_log.size());
-  }
-  if (body.max_registers != 0) add(CU_JIT_MAX_REGISTERS, body.max_registers);
-  if (body.threads_per_block != 0) add(CU_JIT_THREADS_PER_BLOCK, body.threads_per_block);
-  if (body.optimization >= 0 && body.optimization <= 4) {
-    add(CU_JIT_OPTIMIZATION_LEVEL, static_cast<uint64_t>(body.optimization));
-  }
-  if (body.debug_info & 1) add(CU_JIT_GENERATE_DEBUG_INFO, 1);
-  if (body.debug_info & 2) add(CU_JIT_GENERATE_LINE_INFO, 1);
-  CUmodule made = nullptr;
-  const CUresult result = session.query(context, [&] {
-    return session.driver().cuModuleLoadDataEx(&made, module->image.data(), count, options, values);
-  });
-  std::vector<uint8_t>().swap(module->image);
-  if (result != CUDA_SUCCESS) {
-    if (charge != 0) session.account().refund(charge);
-    session.modules.erase(body.module);
-  } else {
-    module->loading = false;
-    module->driver = made;
-    module->charged = charge;
-  }
-  const size_t info_bytes = info_log.empty() ? 0 : strnlen(info_log.data(), info_log.size());
-  const size_t error_bytes = error_log.empty() ? 0 : strnlen(error_log.data(), error_log.size());
-  std::vector<uint8_t> reply(sizeof(wire::CompileLogs) + wire::align8(info_bytes) +
-                             wire::align8(error_bytes));
-  wire::Encoder encoder(reply.data());
-  encoder.put(
-      wire::CompileLogs{0, static_cast<uint32_t>(info_bytes), static_cast<uint32_t>(error_bytes)});
-  encoder.raw(info_log.data(), info_bytes);
-  encoder.raw(error_log.data(), error_bytes);
-  return session.reply(command.call, result, reply.data(), encoder.size());
+  Jit jit(body);
+  const CUresult result = load_image(session, context, module, jit);
+  module->loading = false;
+  if (result != CUDA_SUCCESS) session.modules.erase(body.module);
+  return jit.reply(session, command, result);
 }
 
 bool get_function(SessionState& session, const Command& command) {

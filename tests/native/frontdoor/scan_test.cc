@@ -164,5 +164,83 @@ TEST(ScanPtx, SaysWhatItRefuses) {
             std::string::npos);
 }
 
+// What the compiler allocates, however it is written.
+TEST(ScanPtx, FindsTheMemoryOfAllVariables) {
+  constexpr uint64_t kMib = 1 << 20;
+  const std::pair<const char*, uint64_t> cases[] = {
+      {".global .b8 big[1048576/2+(1<<19)];", kMib},
+      {".global .b32 big[0x40000];", kMib},
+      {".global .b8 big[04000000U];", kMib},
+      {".global .b8 big[1024][1024];", kMib},
+      {".global .align 16 .v4 .f32 big[65536];", kMib},
+      {".global .align 4096 .b8 small;", 4096},
+      {".entry k() { .global .align 4 .b8 big[1048576]; ret; }", kMib},
+      {".func f() { ret; }\n.func g() { { .reg .b32 x; .global .b8 big[WARP_SZ*32768]; } ret; }",
+       kMib},
+      {".entry k() { /* } */ .global .b8 a[1]; { ret; } .const .b8 b[1]; }", 1024},
+      {".entry k() { ld.global.u32 %r1, [%rd1]; st.global.u32 [%rd1], %r1; ret; }", 0},
+      {".extern .global .b8 elsewhere[1048576];", 0},
+  };
+  for (auto [text, bytes] : cases) EXPECT_EQ(scan(text).variable_bytes, bytes) << text;
+}
+
+TEST(ScanPtx, RefusesWhatItCouldMistake) {
+  const std::string head = ".version 8.3\n.target sm_80\n";
+  for (const char* text :
+       {".global .b8 big[1-2];", ".global .b8 big[0xffffffffffffffff*2];",
+        ".global .b8 big[1<<64];", ".global .b8 big[n];", ".global .b8 big[1==1];",
+        ".global .b8 big[1/0];", ".entry k() { .global.b8 big[1048576]; ret; }",
+        ".entry k() { ld .global.u32 %r1, [a]; }",
+        ".pragma \"a\\\"; .global .b8 big[9]; .pragma \"b\";", "@@@"}) {
+    EXPECT_NE(refusal(head + text), "") << text;
+  }
+  std::string nested = head + ".global .b8 big[";
+  nested.append(200000, '(').append("1").append(200000, ')').append("];");
+  EXPECT_NE(refusal(nested), "");
+  std::string many = head;
+  for (int i = 0; i < 65540; ++i) many += ".global .b8 v" + std::to_string(i) + ";\n";
+  EXPECT_NE(refusal(many).find("too many"), std::string::npos);
+}
+
+TEST(Cubin, IsSoundOnlyIfEverythingLiesInIt) {
+  const Blob good = sample("sample_sm86.cubin");
+  ASSERT_TRUE(elf_is_sound(good));
+  EXPECT_GE(cubin_variable_bytes(good), 68u) << "int counter[10] and float table[7]";
+  EXPECT_LE(cubin_variable_bytes(good), 64u << 10);
+  for (size_t bytes = 0; bytes < good.size(); bytes += 7) {
+    Blob cut(good.begin(), good.begin() + static_cast<long>(bytes));
+    EXPECT_FALSE(elf_is_sound(cut)) << bytes;
+  }
+  auto with = [&](size_t at, uint64_t value, size_t bytes) {
+    Blob changed = good;
+    memcpy(changed.data() + at, &value, bytes);
+    return changed;
+  };
+  EXPECT_FALSE(elf_is_sound(with(40, 1ull << 40, 8))) << "e_shoff";
+  EXPECT_FALSE(elf_is_sound(with(32, 1ull << 40, 8))) << "e_phoff";
+  EXPECT_FALSE(elf_is_sound(with(58, 1, 2))) << "e_shentsize";
+  EXPECT_FALSE(elf_is_sound(with(62, 0xfff0, 2))) << "e_shstrndx";
+  uint64_t table = 0;
+  uint16_t count = 0;
+  memcpy(&table, good.data() + 40, 8);
+  memcpy(&count, good.data() + 60, 2);
+  for (uint16_t i = 1; i < count; ++i) {
+    const size_t at = table + 64ull * i;
+    EXPECT_FALSE(elf_is_sound(with(at, 0xffffffff, 4))) << "sh_name of " << i;
+    EXPECT_FALSE(elf_is_sound(with(at + 40, 0xffff, 4))) << "sh_link of " << i;
+    uint32_t type = 0;
+    memcpy(&type, good.data() + at + 4, 4);
+    if (type != 8) {  // SHT_NOBITS
+      EXPECT_FALSE(elf_is_sound(with(at + 24, 1ull << 40, 8))) << "sh_offset of " << i;
+      EXPECT_FALSE(elf_is_sound(with(at + 32, 1ull << 40, 8))) << "sh_size of " << i;
+    }
+    // Whatever a section is called: without bytes in the file it is memory of the device.
+    Blob empty = with(at + 4, 8, 4);
+    const uint64_t bytes = 1ull << 40;
+    memcpy(empty.data() + at + 32, &bytes, 8);
+    EXPECT_GE(cubin_variable_bytes(empty), bytes) << i;
+  }
+}
+
 }  // namespace
 }  // namespace gpupool::frontdoor

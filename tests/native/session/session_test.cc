@@ -249,6 +249,73 @@ TEST(Session, MemoryThatAProgramMapsIsCheckedAndCharged) {
   EXPECT_EQ(served.account.used.load(), 0u);
 }
 
+// Loads a module from `image`; its handle is {index, 1}.
+Reply load_image(Served& served, const std::string& image, uint32_t index) {
+  std::vector<carriers::Part> parts;
+  for (size_t at = 0; at < image.size(); at += wire::kMaxBulkSegment) {
+    parts.push_back({const_cast<char*>(image.data()) + at,
+                     std::min<size_t>(image.size() - at, wire::kMaxBulkSegment)});
+  }
+  const wire::ModuleLoad body{{index, 1}, image.size(), 0, 0, -1, 0, 1, 0};
+  const uint64_t call = served.add(
+      Operation::kModuleLoadDataEx, sizeof body, true, [&](Encoder& e) { e.put(body); },
+      static_cast<int>(parts.size()));
+  Reply reply;
+  EXPECT_TRUE(served.send(parts));
+  EXPECT_TRUE(served.wait(call, &reply)) << served.refusal;
+  return reply;
+}
+
+constexpr char kHead[] = ".version 6.5\n.target sm_70\n.address_size 64\n";
+
+TEST(Session, VariablesAreChargedHoweverTheyAreDeclared) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  const std::string large = std::to_string(kMemory / 2 + 1);
+  const std::string kernel = ".visible .entry k() { ret; }\n";
+  uint32_t index = 1;
+  for (const std::string& text : {
+           ".global .b8 big[" + large + "+" + large + "];" + kernel,
+           ".global .b8 a[" + large + "], b[" + large + "];" + kernel,
+           ".visible .entry k() { .global .b8 big[2*" + large + "]; ret; }\n",
+       }) {
+    EXPECT_EQ(load_image(served, kHead + text, index++).status, CUDA_ERROR_OUT_OF_MEMORY) << text;
+    EXPECT_EQ(served.account.used.load(), 0u);
+  }
+  // A text of which the memory isn't known does not load.
+  EXPECT_EQ(load_image(served, kHead + kernel + "@@@", index++).status, CUDA_ERROR_INVALID_PTX);
+  ASSERT_EQ(load_image(served, kHead + (".global .b8 big[" + large + "];") + kernel, index).status,
+            CUDA_SUCCESS);
+  EXPECT_GE(served.account.used.load(), kMemory / 2);
+  served.end();
+  EXPECT_EQ(served.account.used.load(), 0u);
+}
+
+TEST(Session, ImagesThatPointOutsideOfThemselvesAreRefused) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  const uint64_t wrapper[] = {0x1'466243B1, 0x1000, 0}, parts[] = {0x2'466243B1, 0x1000, 0x1000};
+  const uint64_t fatbin[] = {0x10'0001'BA55ED50, 1ull << 40};
+  uint8_t elf[64] =
+      "\x7f"
+      "ELF\x02\x01\x01\x33\x07";
+  elf[16] = 2, elf[18] = 190, elf[20] = 1, elf[40 + 5] = 1 /* e_shoff 2^40 */, elf[48] = 0x50;
+  elf[58] = 64, elf[60] = 100;
+  auto text = [](const void* from, size_t bytes) {
+    return std::string(static_cast<const char*>(from), bytes);
+  };
+  uint32_t index = 1;
+  for (const std::string& image :
+       {text(wrapper, sizeof wrapper), text(parts, sizeof parts), text(fatbin, sizeof fatbin),
+        text(elf, sizeof elf), text(wrapper, 4), std::string(100, '\0')}) {
+    const Reply reply = load_image(served, image, index++);
+    EXPECT_EQ(reply.status, CUDA_ERROR_INVALID_IMAGE);
+    const auto logs = wire::Decoder(reply.body.data(), reply.body.size()).get<wire::CompileLogs>();
+    EXPECT_GT(logs.error_bytes, 0u) << "why";
+  }
+  EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
+}
+
 TEST(Session, MalformedCommandsEndItWithASentence) {
   struct Case {
     const char* name;
