@@ -58,6 +58,15 @@ OPTIONS = [
         max=60000,
         help="Milliseconds between SIGTERM and SIGKILL when a worker is ended.",
     ),
+    cfg.IntOpt(
+        "worker_host_memory",
+        default=4096,
+        min=64,
+        max=1 << 24,
+        help="MiB of the host's memory that the workers of one slice may take together, for the "
+        "device code, queues and objects of its programs. The memory of simulated GPUs is not "
+        "counted.",
+    ),
     cfg.StrOpt(
         "cgroup_parent",
         default="",

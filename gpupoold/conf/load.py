@@ -51,6 +51,7 @@ class Settings:
     max_half_open: int
     worker_log_bytes: int
     kill_grace_ms: int
+    worker_host_memory: int
     cgroup_parent: str
     disable_seccomp: bool
     worker_environment: dict[str, str]
@@ -316,6 +317,7 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         max_half_open=conf.broker.max_half_open,
         worker_log_bytes=conf.broker.worker_log_bytes,
         kill_grace_ms=conf.broker.kill_grace_ms,
+        worker_host_memory=conf.broker.worker_host_memory,
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,
         worker_environment=dict(conf.broker.worker_environment),

@@ -44,6 +44,7 @@ def settings_message(settings: Settings) -> pb.Settings:
         max_half_open=settings.max_half_open,
         worker_log_bytes=settings.worker_log_bytes,
         kill_grace_ms=settings.kill_grace_ms,
+        worker_host_memory_mib=settings.worker_host_memory,
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
         worker_environment=settings.worker_environment,

@@ -11,9 +11,9 @@ struct Charge {
   uint64_t bytes = 0;
 };
 
-class SliceAccount {
+class Ledger {
  public:
-  explicit SliceAccount(uint64_t limit) : limit_(limit) {}
+  explicit Ledger(uint64_t limit) : limit_(limit) {}
 
   // False, and nothing changes: it would go over the limit.
   bool charge(Charge& worker, uint64_t bytes);
@@ -31,6 +31,15 @@ class SliceAccount {
  private:
   uint64_t limit_;
   uint64_t used_ = 0;  // the sum of the workers' charges, and never above limit_
+};
+
+constexpr uint64_t kDefaultHostBytes = 4ull << 30;
+
+// Memory of the device and, in `host`, what the workers take of the host's for it.
+class SliceAccount : public Ledger {
+ public:
+  using Ledger::Ledger;
+  Ledger host{kDefaultHostBytes};
 };
 
 }  // namespace gpupool::broker

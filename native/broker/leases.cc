@@ -190,6 +190,7 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
       refuse(id, "the lease has ended: " + found->second);
       continue;
     }
+    const uint64_t host_bytes = desired.settings.worker_host_memory_mib() << 20;
     for (SliceSpec& slice : lease->slices) {
       // A slice keeps its account, in whichever lease, until its last worker is gone; on another
       // GPU it is other memory.
@@ -202,6 +203,9 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
         refuse(slice.id, "the slice keeps " + std::to_string(slice.account->limit()) +
                              " bytes: " + std::to_string(slice.account->used()) + " are in use");
       }
+      // More than that in use: it stays until it is given back, and nothing is added to it.
+      Ledger& host = slice.account->host;
+      host.resize(std::max(host_bytes != 0 ? host_bytes : kDefaultHostBytes, host.used()));
     }
     auto existing = leases_.find(id);
     if (existing == leases_.end()) {

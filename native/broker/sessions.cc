@@ -266,6 +266,7 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   payload.initial_credit = kInitialCredit;
   payload.arena_base = handshake.hello().arena_base;
   payload.arena_bytes = handshake.hello().arena_bytes;
+  payload.host_bytes = slice.account->host.limit();
   strncpy(payload.session, wire::format_uuid(session->id).c_str(), sizeof payload.session - 1);
   // Known before it is told: if it does not take its session, its end is handled like any other.
   session->workers.push_back(worker->pid);

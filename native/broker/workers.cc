@@ -380,6 +380,16 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
       return distrust(worker, "it gave back more memory than it had");
     }
     callbacks_.on_usage(worker);
+  } else if (kind == Kind::kRefundHost) {
+    if (account.host.refund(worker.host_charge, value) != value) {
+      return distrust(worker, "it gave back more of the host's memory than it had");
+    }
+  } else if (kind == Kind::kChargeHost) {
+    const bool granted = account.host.charge(worker.host_charge, value);
+    if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, -1,
+                              account.limit(), account.used(), false)) {
+      return distrust(worker, "it does not read its answers");
+    }
   } else if (kind == Kind::kCharge || kind == Kind::kQuery) {
     const bool granted = kind == Kind::kQuery || account.charge(worker.charge, value);
     if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, -1,
@@ -466,6 +476,7 @@ void WorkerPool::on_exit(Worker& worker) {
   exit.why = describe(exit, worker.last_word);
   if (worker.assigned) {
     worker.owner.account->close(worker.charge);
+    worker.owner.account->host.close(worker.host_charge);
     if (!exit.expected) {
       log_limited("worker " + std::to_string(worker.pid) + " of session " +
                   wire::format_uuid(worker.owner.session) + ": " + exit.why);

@@ -44,7 +44,7 @@ struct Worker {
   bool probe = false;
   bool assigned = false;  // a connection was handed over
   Owner owner;
-  Charge charge;
+  Charge charge, host_charge;
   bool expected_end = false;
   std::string last_word;
   std::function<void(Worker*, const std::string& why)> claim;  // who waits for it to be ready

@@ -13,7 +13,9 @@ bool ChannelAccount::ask(uint32_t kind, uint64_t bytes, bool* granted) {
   if (answer.fd >= 0) close(answer.fd);
   if (answer.header.kind != static_cast<uint32_t>(MessageKind::kAccount)) return false;
   *granted = answer.header.value == 1;
+  const bool changed = last_.limit_bytes != answer.header.limit;
   last_ = {answer.header.limit, answer.header.used};
+  if (changed && on_limit) on_limit(last_.limit_bytes);
   return true;
 }
 
@@ -26,6 +28,17 @@ bool ChannelAccount::charge(uint64_t bytes) {
 void ChannelAccount::refund(uint64_t bytes) {
   std::lock_guard lock(mutex_);
   send_message(channel_, MessageKind::kRefund, bytes);
+}
+
+bool ChannelAccount::charge_host(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  bool granted = false;
+  return ask(static_cast<uint32_t>(MessageKind::kChargeHost), bytes, &granted) && granted;
+}
+
+void ChannelAccount::refund_host(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  send_message(channel_, MessageKind::kRefundHost, bytes);
 }
 
 MemoryAccount::State ChannelAccount::query() {

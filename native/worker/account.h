@@ -2,6 +2,7 @@
 // the account for all sessions of the slice.
 #pragma once
 
+#include <functional>
 #include <mutex>
 
 #include "worker/session.h"
@@ -15,6 +16,11 @@ class ChannelAccount : public MemoryAccount {
   bool charge(uint64_t bytes) override;  // also false when the broker is gone
   void refund(uint64_t bytes) override;
   State query() override;
+  bool charge_host(uint64_t bytes) override;
+  void refund_host(uint64_t bytes) override;
+
+  // Called with the slice's size whenever it has changed.
+  std::function<void(uint64_t limit_bytes)> on_limit;
 
  private:
   bool ask(uint32_t kind, uint64_t bytes, bool* granted);

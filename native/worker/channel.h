@@ -17,12 +17,14 @@ enum class MessageKind : uint32_t {
   kAssign = 1,   // payload: AssignPayload; with the client's connection as a descriptor
   kAccount = 2,  // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
   // Worker to broker.
-  kReady = 16,     // value: 1 the driver is loaded; 0 it is not, the text says why
-  kSnapshot = 17,  // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
-  kCharge = 18,    // value: bytes; answered
-  kRefund = 19,    // value: bytes; not answered
-  kQuery = 20,     // answered
-  kEnded = 21,     // value: 0 the client went, the normal end; text: the last word
+  kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why
+  kSnapshot = 17,    // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
+  kCharge = 18,      // value: bytes; answered
+  kRefund = 19,      // value: bytes; not answered
+  kQuery = 20,       // answered
+  kEnded = 21,       // value: 0 the client went, the normal end; text: the last word
+  kChargeHost = 22,  // value: bytes of the host's memory; answered like kCharge
+  kRefundHost = 23,  // value: bytes; not answered
 };
 
 // In front of every message; the payload or text follows.
@@ -42,9 +44,10 @@ struct AssignPayload {
   uint64_t initial_credit;
   uint64_t arena_base;
   uint64_t arena_bytes;
-  char session[40];  // in text, for the log
+  uint64_t host_bytes;  // of the host's memory that the slice's sessions may take
+  char session[40];     // in text, for the log
 };
-static_assert(sizeof(AssignPayload) == 72);
+static_assert(sizeof(AssignPayload) == 80);
 
 constexpr size_t kMaxPayload = 4096;
 

@@ -3,11 +3,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <inttypes.h>
 #include <linux/close_range.h>
 #include <linux/magic.h>
 #include <pwd.h>
 #include <seccomp.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -130,6 +132,12 @@ bool confine_process(pid_t broker, std::string* why) {
     files.rlim_cur = files.rlim_max = std::min<rlim_t>(files.rlim_max, 65536);
     setrlimit(RLIMIT_NOFILE, &files);
   }
+  // If the host runs out of memory nevertheless, a worker goes before what runs all of them.
+  const int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (score >= 0) {
+    if (write(score, "500", 3) != 3) return fail(why, "/proc/self/oom_score_adj");
+    close(score);
+  }
   if (chdir("/") != 0) return fail(why, "chdir(\"/\")");
   umask(0077);
   return true;
@@ -165,6 +173,26 @@ bool drop_privileges(const std::string& user, std::string* why) {
   // Workers of different tenants have the same user: none may look into another one.
   if (prctl(PR_SET_DUMPABLE, 0) != 0) return fail(why, "prctl(PR_SET_DUMPABLE)");
   return true;
+}
+
+DataLimit::DataLimit(uint64_t host_bytes) {
+  constexpr uint64_t kStacks = 2ull << 30;  // threads' stacks are reserved as a whole
+  FILE* status = fopen("/proc/self/status", "re");
+  if (status == nullptr) return;
+  char line[256];
+  uint64_t kib = 0;
+  while (fgets(line, sizeof line, status) != nullptr) {
+    if (sscanf(line, "VmData: %" SCNu64 " kB", &kib) == 1)
+      base_ = kib * 1024 + host_bytes + kStacks;
+  }
+  fclose(status);
+}
+
+void DataLimit::allow(uint64_t slice_bytes) const {
+  rlimit limit;
+  if (base_ == 0 || getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, base_ + slice_bytes);
+  setrlimit(RLIMIT_DATA, &limit);
 }
 
 bool deny_system_calls(std::string* why) {

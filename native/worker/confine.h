@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 
 namespace gpupool::worker {
@@ -18,6 +19,18 @@ bool enter_cgroup(const std::string& parent, std::string* why);
 
 // Changes to `user` with its groups, for good. Nothing is done when this process is not root.
 bool drop_privileges(const std::string& user, std::string* why);
+
+// The most private memory that this process may have from now on: what it has, and its session's.
+// Beyond it an allocation fails, so that a tenant's worker never drives its host out of memory.
+class DataLimit {
+ public:
+  explicit DataLimit(uint64_t host_bytes);
+  // A simulated device's memory is the process's too.
+  void allow(uint64_t slice_bytes) const;
+
+ private:
+  uint64_t base_ = 0;  // 0: unknown, no limit
+};
 
 // After the driver was loaded, since some start a helper program then: no new privileges and the
 // deny list of system calls, for all threads. They give EPERM.

@@ -14,6 +14,7 @@
 #include "worker/account.h"
 #include "worker/channel.h"
 #include "worker/confine.h"
+#include "worker/device_usage.h"
 #include "worker/driver.h"
 #include "worker/session.h"
 #include "worker/warm.h"
@@ -105,7 +106,7 @@ Session* serving = nullptr;
 
 void on_terminate(int) { serving->stop(); }
 
-[[noreturn]] void serve(Driver& driver, int ordinal, Message& message) {
+[[noreturn]] void serve(Driver& driver, int ordinal, DeviceUsage* usage, Message& message) {
   AssignPayload payload;
   if (message.header.kind != static_cast<uint32_t>(MessageKind::kAssign) || message.fd < 0 ||
       message.payload.size() != sizeof payload) {
@@ -120,8 +121,12 @@ void on_terminate(int) { serving->stop(); }
   assignment.device_ordinal = ordinal;
   assignment.arena_base = payload.arena_base;
   assignment.arena_bytes = payload.arena_bytes;
+  assignment.usage = usage;
 
   ChannelAccount account(kChannelFd);
+  const DataLimit limit(payload.host_bytes);
+  account.on_limit = [&limit](uint64_t slice_bytes) { limit.allow(slice_bytes); };
+  account.query();
   Session session(carriers::make_socket_carrier(message.fd), assignment, driver, account);
   serving = &session;
   struct sigaction action{};
@@ -166,6 +171,11 @@ int main(int argc, char** argv) {
   if (options.warm_context && !retain_primary_context(options.driver_directory, ordinal, &why)) {
     give_up(options, why);
   }
+  std::string unknown;
+  const auto usage = open_device_usage(options.driver_directory, options.gpu, &unknown);
+  if (usage == nullptr) {
+    fprintf(stderr, "memory that the driver takes by itself is not seen: %s\n", unknown.c_str());
+  }
   if (options.seccomp && !deny_system_calls(&why)) give_up(options, why);
   if (!send_message(kChannelFd, MessageKind::kReady, 1)) _exit(0);
 
@@ -173,5 +183,5 @@ int main(int argc, char** argv) {
   if (receive_message(kChannelFd, &message, true) != ReceiveStatus::kMessage) {
     _exit(0);  // the broker is gone, or has no need of this worker
   }
-  serve(*driver, ordinal, message);
+  serve(*driver, ordinal, usage.get(), message);
 }

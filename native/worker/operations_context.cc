@@ -17,13 +17,17 @@ bool create(SessionState& session, const Command& command) {
   const DriverTable& driver = session.driver();
   const int device = session.assignment().device_ordinal;
   int count = 0;
-  bool id_taken = false;
-  session.contexts.for_each([&](wire::Handle handle, Context&) {
+  bool id_taken = false, has_primary = false;
+  session.contexts.for_each([&](wire::Handle handle, Context& context) {
     count++;
     id_taken = id_taken || handle.index == body.context.index;
+    has_primary = has_primary || context.primary;
   });
   if (count >= kMaxContexts) return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
-  if (id_taken) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  // The driver has one primary context: two objects for it would end it under one another.
+  if (id_taken || (body.primary != 0 && has_primary)) {
+    return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  }
 
   CUcontext made = nullptr;
   CUresult result;
@@ -74,6 +78,12 @@ bool create(SessionState& session, const Command& command) {
   context->primary = body.primary != 0;
   context->legacy.context = context;
   session.make_current(context);
+  if (count == 0) {
+    session.account().open();
+  } else if (!session.account().settle()) {  // the first one's memory is the card's reserve
+    session.destroy_context(context);
+    return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
+  }
   return session.answer(command, CUDA_SUCCESS, &created, sizeof created);
 }
 

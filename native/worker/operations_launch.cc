@@ -89,6 +89,12 @@ bool launch(SessionState& session, const Command& command) {
     const Extended extended(body, stream->driver);
     return driver.cuLaunchKernelEx(&extended.config, function->driver, nullptr, passed);
   });
+  if (!function->launched) [[unlikely]] {
+    // Stacks and heaps are taken at a kernel's first launch.
+    function->launched = true;
+    std::string why;
+    if (!session.account().settle_or_end(&why)) return session.refuse(why);
+  }
   return session.answer(command, result);
 }
 

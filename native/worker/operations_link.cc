@@ -102,8 +102,21 @@ bool add(SessionState& session, const Command& command) {
   Link* link = session.links.find(body.link);
   Context* context = link == nullptr ? nullptr : session.context_by_id(link->context);
   if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
-  if (link->input.size() + command.bulk_bytes > body.bytes) return session.malformed(command);
+  if (link->host_charged == 0 && !link->refused) {
+    link->refused = !session.account().charge_host(body.bytes);
+    if (!link->refused) link->host_charged = body.bytes;
+  }
+  if (link->refused) {
+    if (body.more_follows != 0) return true;
+    link->refused = false;
+    return answer_with_logs(session, command, *link, CUDA_ERROR_OUT_OF_MEMORY, 0, nullptr);
+  }
+  if (link->input.size() + command.bulk_bytes > link->host_charged ||
+      body.bytes != link->host_charged) {
+    return session.malformed(command);
+  }
   const size_t before = link->input.size();
+  link->input.reserve(body.bytes);
   link->input.resize(before + command.bulk_bytes);
   if (!session.read_bulk(link->input.data() + before, command.bulk_bytes)) return false;
   if (body.more_follows != 0) return true;
@@ -128,6 +141,11 @@ bool add(SessionState& session, const Command& command) {
     if (result != CUDA_ERROR_NO_BINARY_FOR_GPU && result != CUDA_ERROR_INVALID_IMAGE) break;
   }
   std::vector<uint8_t>().swap(link->input);
+  session.account().refund_host(link->host_charged);
+  link->host_charged = 0;
+  // The driver keeps the inputs until the link is destroyed.
+  std::string why;
+  if (!session.account().settle_host(&why)) return session.refuse(why);
   return answer_with_logs(session, command, *link, result, 0, nullptr);
 }
 
@@ -146,6 +164,7 @@ bool execute_link(SessionState& session, const Command& command) {
   if (operation == Operation::kLinkDestroy) {
     const CUresult result =
         session.query(context, [&] { return session.driver().cuLinkDestroy(link->driver); });
+    session.account().refund_host(link->host_charged);
     session.links.erase(handle);
     return session.answer(command, result);
   }

@@ -160,21 +160,42 @@ bool load(SessionState& session, const Command& command) {
     if (module == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
     module->loading = true;
     module->context = context->id;
+    module->refused = !session.account().charge_host(body.image_bytes);
+    if (!module->refused) module->host_charged = body.image_bytes;
   } else if (!module->loading || module->context != context->id) {
     return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
   }
-  if (module->image.size() + command.bulk_bytes > body.image_bytes)
+  if (module->refused) {
+    if (body.more_follows != 0) return true;
+    session.modules.erase(body.module);
+    return Jit(body).reply(session, command, CUDA_ERROR_OUT_OF_MEMORY);
+  }
+  if (module->image.size() + command.bulk_bytes > module->host_charged ||
+      body.image_bytes != module->host_charged) {
     return session.malformed(command);
+  }
   const size_t before = module->image.size();
+  module->image.reserve(body.image_bytes);
   module->image.resize(before + command.bulk_bytes);
   if (!session.read_bulk(module->image.data() + before, command.bulk_bytes)) return false;
   if (body.more_follows != 0) return true;
   if (module->image.size() != body.image_bytes) return session.malformed(command);
 
   Jit jit(body);
-  const CUresult result = load_image(session, context, module, jit);
+  CUresult result = load_image(session, context, module, jit);
   module->loading = false;
-  if (result != CUDA_SUCCESS) session.modules.erase(body.module);
+  session.account().refund_host(module->host_charged);
+  module->host_charged = 0;
+  // What the driver took for it in fact, of the device and of the host.
+  std::string why;
+  if (result == CUDA_SUCCESS &&
+      (!session.account().settle() || !session.account().settle_host(&why))) {
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (result != CUDA_SUCCESS) {
+    drop_module(session, body.module, true);
+    session.account().settle();
+  }
   return jit.reply(session, command, result);
 }
 
@@ -195,6 +216,8 @@ bool get_function(SessionState& session, const Command& command) {
   const CUresult result = session.query(context, [&] {
     return session.driver().cuModuleGetFunction(&made, module->driver, text.c_str());
   });
+  std::string why;
+  if (!session.account().settle_or_end(&why)) return session.refuse(why);
   if (result != CUDA_SUCCESS) return session.answer(command, result);
   Function* function = session.functions.create(body.function);
   if (function == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
@@ -265,6 +288,7 @@ void drop_module(SessionState& session, wire::Handle handle, bool unload) {
     }
   }
   if (module->charged != 0) session.account().refund(module->charged);
+  session.account().refund_host(module->host_charged);
   session.modules.erase(handle);
 }
 

@@ -4,9 +4,12 @@
 #include <string.h>
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 #include "worker/plain.h"
 #include "worker/session_state.h"
+#include "worker/waiting.h"
 
 namespace gpupool::worker {
 
@@ -39,13 +42,13 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
     : carrier_(std::move(carrier)),
       assignment_(assignment),
       driver_(driver),
-      account_(account),
+      account_(account, assignment.usage),
       reader_(*carrier_, assignment.epoch),
       writer_(*carrier_, assignment.epoch),
       credit_(assignment.initial_credit),
       told_(assignment.initial_credit),
-      memory_(driver.table(), account),
-      virtual_memory_(driver.table(), account, memory_),
+      memory_(driver.table(), account_),
+      virtual_memory_(driver.table(), account_, memory_),
       staging_(driver.table()) {}
 
 SessionState::~SessionState() {
@@ -61,6 +64,18 @@ SessionState::~SessionState() {
 // ---- The reader -------------------------------------------------------------------------------
 
 SessionOutcome SessionState::run() {
+  try {
+    return serve();
+  } catch (const std::bad_alloc&) {
+    refuse("there is no more memory of the host for this session");
+    return {SessionEnd::kProtocolError, refused_};
+  } catch (const std::system_error& error) {  // a thread that cannot be started
+    refuse(std::string("the session has used up the host's resources: ") + error.what());
+    return {SessionEnd::kProtocolError, refused_};
+  }
+}
+
+SessionOutcome SessionState::serve() {
   for (;;) {
     switch (reader_.next(pending_frees_.empty())) {
       case FrameReader::Result::kFrame:
@@ -130,7 +145,23 @@ bool SessionState::take_frame() {
   }
   if (segment != header.bulk_count) return refuse("bulk segments that belong to no command");
   taken_.store(reader_.sequence(), std::memory_order_relaxed);
-  return true;
+  return keep_books();
+}
+
+// Many small commands, or some time: then the session's books are compared with what is.
+bool SessionState::keep_books() {
+  constexpr uint64_t kCommands = 16384;
+  constexpr int64_t kDeviceUs = 1000000, kHostUs = 100000;
+  std::string why;
+  const uint64_t commands = commands_done.load(std::memory_order_relaxed);
+  const int64_t now = monotonic_us();
+  if (commands - looked_at_commands_ < kCommands && now - looked_host_us_ < kHostUs) return true;
+  looked_at_commands_ = commands;
+  looked_host_us_ = now;
+  if (!account_.settle_host(&why)) return refuse(why);
+  if (now - looked_device_us_ < kDeviceUs) return true;
+  looked_device_us_ = now;
+  return account_.settle_or_end(&why) || refuse(why);
 }
 
 bool SessionState::execute(const Command& command) {
@@ -449,6 +480,7 @@ void SessionState::destroy_context(Context* context) {
   links.for_each([&](wire::Handle handle, Link& link) {
     if (link.context != context->id) return;
     if (link.driver != nullptr) table.cuLinkDestroy(link.driver);
+    account_.refund_host(link.host_charged);
     links.erase(handle);
   });
   modules.for_each([&](wire::Handle handle, Module& module) {

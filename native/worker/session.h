@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "carriers/carrier.h"
@@ -25,6 +26,16 @@ class MemoryAccount {
   // After the memory was given back.
   virtual void refund(uint64_t bytes) = 0;
   virtual State query() = 0;
+  // The same for memory of the host, of which the slice's sessions together have a share too.
+  virtual bool charge_host(uint64_t /*bytes*/) { return true; }
+  virtual void refund_host(uint64_t /*bytes*/) {}
+};
+
+// What this process holds of the session's device, as the driver itself tells.
+class DeviceUsage {
+ public:
+  virtual ~DeviceUsage() = default;
+  virtual std::optional<uint64_t> bytes() = 0;  // nullopt: it does not tell now
 };
 
 // What the broker says when it hands a connection over.
@@ -35,6 +46,7 @@ struct Assignment {
   int device_ordinal = 0;       // of the physical (or MIG) device in this process's driver
   uint64_t arena_base = 0;      // proposed by the client in its Hello
   uint64_t arena_bytes = 0;
+  DeviceUsage* usage = nullptr;  // null: the driver does not tell what it holds
 };
 
 enum class SessionEnd {

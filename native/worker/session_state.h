@@ -14,6 +14,7 @@
 #include "wire/codec.h"
 #include "wire/frame_io.h"
 #include "wire/messages.h"
+#include "worker/books.h"
 #include "worker/driver_table.h"
 #include "worker/memory.h"
 #include "worker/output_capture.h"
@@ -46,7 +47,9 @@ struct Module {
   uint64_t charged = 0;
   bool prints = false;         // its code calls printf
   std::vector<uint8_t> image;  // while it is coming in
+  uint64_t host_charged = 0;   // for the image
   bool loading = false;
+  bool refused = false;  // there is no room for the image: what comes of it is skipped
 };
 
 struct Function {
@@ -56,6 +59,7 @@ struct Function {
   bool prints = false;
   uint32_t parameter_bytes = 0;
   bool parameters_known = false;  // by the driver
+  bool launched = false;
 };
 
 struct Link {
@@ -63,6 +67,8 @@ struct Link {
   uint32_t context = 0;
   bool want_log = false;
   std::vector<uint8_t> input;  // while it is coming in
+  uint64_t host_charged = 0;   // for the input
+  bool refused = false;        // as a module
   std::unique_ptr<char[]> info_log, error_log;
   // The driver keeps pointers to these until the link is destroyed.
   std::unique_ptr<CUjit_option[]> options;
@@ -125,7 +131,7 @@ class SessionState {
   Waiters& waiters() { return waiters_; }
   Staging& staging() { return staging_; }
   const Assignment& assignment() const { return assignment_; }
-  MemoryAccount& account() { return account_; }
+  Books& account() { return account_; }
 
   // The command's current context; null: it has none, or a wrong one.
   Context* context(const Command& command) { return context_by_id(command.context); }
@@ -210,6 +216,7 @@ class SessionState {
     std::vector<CUevent> events;  // free when all have happened
   };
 
+  SessionOutcome serve();
   bool take_frame();
   bool execute(const Command& command);
   void pass_fence(Context* context, Stream* stream);
@@ -217,13 +224,16 @@ class SessionState {
             int bulk_count);
   void send_event(wire::EventKind kind, uint32_t context, const void* body, size_t bytes);
   void grant_credit();
+  bool keep_books();
 
   const std::unique_ptr<carriers::Carrier> carrier_;
   const Assignment assignment_;
   Driver& driver_;
-  MemoryAccount& account_;
+  Books account_;
 
   wire::FrameReader reader_;
+  uint64_t looked_at_commands_ = 0;  // when the books were last compared
+  int64_t looked_host_us_ = 0, looked_device_us_ = 0;
   Context* current_ = nullptr;
   Context* context_cache_ = nullptr;  // of the last command
   std::string refused_;

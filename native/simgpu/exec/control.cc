@@ -8,6 +8,8 @@
 namespace gpupool::simgpu::exec {
 namespace {
 
+constexpr uint32_t kReturnBytes = 8;  // of the stack, at least, for each call
+
 Path& current(Warp& w) { return w.paths[w.current]; }
 
 // The handler has put the paths in order; the run ends.
@@ -249,7 +251,9 @@ const Instruction* call_function(Warp& w, const Instruction* i) {
       w.mask = mask;
       return fault_at(w, i, FaultKind::kNotSupported, why.c_str());
     }
-    if (uint64_t{base} + code->frame_bytes > w.local_bytes)
+    // Also a call that needs no memory of its own keeps where to return to.
+    if (uint64_t{base} + code->frame_bytes > w.local_bytes ||
+        caller->depth >= w.local_bytes / kReturnBytes)
       return fault_at(w, i, FaultKind::kLaunchFailed, __builtin_ctz(mask), 0, 0, false,
                       "stack overflow (CU_LIMIT_STACK_SIZE)");
     targets.emplace_back(code, mask);

@@ -181,7 +181,7 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
     // Parameters of calls lie in local memory here, which hardware keeps in registers: some more.
     const uint64_t stack = launch.stack_bytes_per_thread + launch.stack_bytes_per_thread / 2 + 1024;
     state->local_bytes = static_cast<uint32_t>(
-        (std::min<uint64_t>(entry.frame_bytes + (entry.calls.empty() ? 0 : stack), 512u << 20) +
+        (entry.frame_bytes + (entry.calls.empty() ? 0 : std::min<uint64_t>(stack, 16u << 20)) +
          kGranule - 1) /
         kGranule * kGranule);
   }

@@ -5,7 +5,8 @@
 namespace gpupool::simgpu {
 namespace exec {
 
-constexpr uint64_t kHeapBytes = 8 << 20;  // CU_LIMIT_MALLOC_HEAP_SIZE's default
+constexpr uint32_t kMaxLocalBytes = 512 * 1024;  // CUDA's limit for a thread's variables
+constexpr uint64_t kHeapBytes = 8 << 20;         // CU_LIMIT_MALLOC_HEAP_SIZE's default
 
 EngineProgram::EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
                              std::shared_ptr<MemorySpace> memory)
@@ -38,6 +39,11 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
   code->shared = *shared;
   code->entry = decode_function(*code, function, &slot.why);
   if (!code->entry) return;
+  if (code->entry->local_bytes > kMaxLocalBytes) {
+    slot.why = "its local memory of " + std::to_string(code->entry->local_bytes) +
+               " bytes is more than the " + std::to_string(kMaxLocalBytes) + " of a thread";
+    return;
+  }
   const ptx::Function& f = linked_->function(function);
   KernelInfo& info = slot.info;
   info.name = f.name;

@@ -85,5 +85,17 @@ TEST(SliceAccount, StaysConsistentUnderAnySequence) {
   }
 }
 
+TEST(SliceAccount, HostMemoryIsAccountedApart) {
+  SliceAccount account(100);
+  account.host.resize(50);
+  Charge device, host;
+  EXPECT_TRUE(account.charge(device, 100));
+  EXPECT_TRUE(account.host.charge(host, 50));
+  EXPECT_FALSE(account.host.charge(host, 1));
+  EXPECT_EQ(account.host.close(host), 50u);
+  EXPECT_EQ(account.used(), 100u);
+  EXPECT_EQ(account.host.used(), 0u);
+}
+
 }  // namespace
 }  // namespace gpupool::broker

@@ -240,6 +240,18 @@ TEST(ExecFault, EndlessRecursion) {
   EXPECT_EQ(k.fault->kind, FaultKind::kLaunchFailed) << k.fault->what;
 }
 
+TEST(ExecFault, EndlessRecursionWithoutVariables) {
+  OutKernel k(".func f() { call.uni f; ret; }\n", "mov.u32 result, 0; call.uni f;");
+  ASSERT_TRUE(k.fault);
+  EXPECT_EQ(k.fault->kind, FaultKind::kLaunchFailed) << k.fault->what;
+}
+
+TEST(ExecFault, MoreLocalMemoryThanAThreadMayHaveIsRefused) {
+  OutKernel k("", ".local .b8 x[1048576]; mov.u64 d0, x; st.local.u32 [d0], 1; mov.u32 result, 0;");
+  ASSERT_TRUE(k.fault);
+  EXPECT_EQ(k.fault->kind, FaultKind::kNotSupported) << k.fault->what;
+}
+
 TEST(ExecFault, UnknownModifierIsRefusedNotIgnored) {
   for (const char* body : {"add.rn.s32 result, r0, r0;", "add.ftz.u32 result, r0, r0;",
                            "mul.lo.sat.s32 result, r0, r0;"}) {

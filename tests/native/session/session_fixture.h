@@ -25,7 +25,8 @@ namespace gpupool::test {
 constexpr uint32_t kEpoch = 11;
 constexpr uint64_t kArenaBase = 0x2000'0000'0000;
 constexpr uint64_t kArenaBytes = 16ull << 30;
-constexpr uint64_t kMemory = 256ull << 20;  // of the slice
+constexpr uint64_t kMemory = 256ull << 20;      // of the slice
+constexpr uint64_t kHostMemory = 512ull << 20;  // of the host, for the slice's sessions
 
 class CountingAccount final : public worker::MemoryAccount {
  public:
@@ -39,7 +40,23 @@ class CountingAccount final : public worker::MemoryAccount {
     used -= bytes;
   }
   State query() override { return {kMemory, used.load()}; }
-  std::atomic<uint64_t> used{0};
+  bool charge_host(uint64_t bytes) override {
+    if (bytes > kHostMemory - host_used.load()) return false;
+    host_used += bytes;
+    return true;
+  }
+  void refund_host(uint64_t bytes) override {
+    EXPECT_LE(bytes, host_used.load());
+    host_used -= bytes;
+  }
+  std::atomic<uint64_t> used{0}, host_used{0};
+};
+
+// What the driver says that it holds, for tests in which it takes memory by itself.
+class ToldUsage final : public worker::DeviceUsage {
+ public:
+  std::optional<uint64_t> bytes() override { return held.load(); }
+  std::atomic<uint64_t> held{0};
 };
 
 struct Reply {
@@ -67,7 +84,7 @@ inline worker::Driver& quiet_driver() {
 
 class Served {
  public:
-  explicit Served(uint64_t arena_base = kArenaBase) {
+  explicit Served(uint64_t arena_base = kArenaBase, worker::DeviceUsage* usage = nullptr) {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     carrier = carriers::make_socket_carrier(ends[0]);
@@ -79,6 +96,7 @@ class Served {
     assignment.initial_credit = wire::kInitialCredit;
     assignment.arena_base = arena_base;
     assignment.arena_bytes = kArenaBytes;
+    assignment.usage = usage;
     session = std::make_unique<worker::Session>(carriers::make_socket_carrier(ends[1]), assignment,
                                                 quiet_driver(), account);
     thread = std::thread([this] {

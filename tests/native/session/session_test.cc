@@ -316,6 +316,115 @@ TEST(Session, ImagesThatPointOutsideOfThemselvesAreRefused) {
   EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
 }
 
+// Sends the first MiB of an image that is said to have `bytes`.
+bool begin_image(Served& served, uint32_t index, uint64_t bytes, bool last, Reply* reply) {
+  static std::vector<uint8_t> piece(wire::kMaxBulkSegment);
+  std::vector<carriers::Part> parts = {{piece.data(), piece.size()}};
+  const wire::ModuleLoad body{{index, 1}, bytes, 0, 0, -1, 0, 0, last ? 0u : 1u};
+  const uint64_t call = served.add(
+      Operation::kModuleLoadDataEx, sizeof body, last, [&](Encoder& e) { e.put(body); }, 1);
+  if (!served.send(parts)) return false;
+  return !last || served.wait(call, reply);
+}
+
+TEST(Session, TheHostsMemoryIsBounded) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  Reply reply;
+  // Images that never end: as many as there is room for, whatever is sent of them.
+  for (uint32_t i = 1; i <= 64; i++) {
+    ASSERT_TRUE(begin_image(served, i, wire::kMaxImageBytes, false, nullptr));
+    ASSERT_EQ(served.synchronize(), CUDA_SUCCESS) << served.refusal;
+  }
+  EXPECT_GT(served.account.host_used.load(), 0u);
+  EXPECT_LE(served.account.host_used.load(), kHostMemory);
+  // What there is no room for is refused when it ends, and goes on being skipped until then.
+  ASSERT_TRUE(begin_image(served, 64, wire::kMaxImageBytes, false, nullptr));
+  ASSERT_TRUE(begin_image(served, 64, wire::kMaxImageBytes, true, &reply)) << served.refusal;
+  EXPECT_EQ(reply.status, CUDA_ERROR_OUT_OF_MEMORY);
+  // Room comes back with the modules.
+  for (uint32_t i = 1; i <= 63; i++) {
+    served.add(Operation::kModuleUnload, 8, false, [&](Encoder& e) { e.handle({i, 1}); });
+  }
+  ASSERT_TRUE(served.send());
+  ASSERT_EQ(served.synchronize(), CUDA_SUCCESS);
+  EXPECT_LE(served.account.host_used.load(), 64ull << 20);
+  served.end();
+}
+
+TEST(Session, LinksAreBoundedLikeImages) {
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  static std::vector<uint8_t> piece(wire::kMaxBulkSegment);
+  for (uint32_t i = 1; i <= 8; i++) {
+    const wire::LinkOptions options{0, 0, -1, 0, 0, 0};
+    const uint64_t made =
+        served.add(Operation::kLinkCreateV2, 8 + sizeof options, true, [&](Encoder& e) {
+          e.handle({i, 1});
+          e.put(options);
+        });
+    Reply reply;
+    ASSERT_TRUE(served.send() && served.wait(made, &reply)) << served.refusal;
+    ASSERT_EQ(reply.status, CUDA_SUCCESS);
+    const wire::LinkAdd body{{i, 1}, wire::kMaxImageBytes, CU_JIT_INPUT_PTX, 0, 1, 0};
+    served.add(Operation::kLinkAddDataV2, sizeof body, false, [&](Encoder& e) { e.put(body); }, 1);
+    ASSERT_TRUE(served.send({{piece.data(), piece.size()}}));
+    ASSERT_EQ(served.synchronize(), CUDA_SUCCESS) << served.refusal;
+    EXPECT_LE(served.account.host_used.load(), kHostMemory);
+  }
+  EXPECT_GT(served.account.host_used.load(), 0u);
+  served.end();
+}
+
+TEST(Session, WhatTheDriverHoldsByItselfIsCharged) {
+  ToldUsage usage;
+  usage.held = 300ull << 20;  // the driver's own: the context
+  Served served(kArenaBase, &usage);
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 0u);
+  const std::string text = kHead + std::string(".visible .entry k() { ret; }\n");
+  usage.held += 100ull << 20;
+  ASSERT_EQ(load_image(served, text, 1).status, CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 100ull << 20);
+  // More than the slice has room for: the module does not load.
+  usage.held += kMemory;
+  EXPECT_EQ(load_image(served, text, 2).status, CUDA_ERROR_OUT_OF_MEMORY);
+  usage.held -= kMemory;
+  // What goes back is the slice's again.
+  usage.held -= 100ull << 20;
+  ASSERT_EQ(load_image(served, text, 3).status, CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 0u);
+  // At a launch nothing can be refused any more: the session ends and says why.
+  const wire::FunctionGet get{{3, 1}, {1, 1}, 1};
+  uint64_t call = served.add(Operation::kModuleGetFunction, sizeof get + 8, true, [&](Encoder& e) {
+    e.put(get);
+    e.raw("k", 1);
+  });
+  Reply reply;
+  ASSERT_TRUE(served.send() && served.wait(call, &reply)) << served.refusal;
+  ASSERT_EQ(reply.status, CUDA_SUCCESS);
+  usage.held += kMemory + (64ull << 20);
+  const wire::Launch launch{{1, 1}, {1, 0}, {1, 1, 1}, {1, 1, 1}, 0, 0, {0, 0, 0}, 0};
+  call =
+      served.add(Operation::kLaunchKernel, sizeof launch, true, [&](Encoder& e) { e.put(launch); });
+  ASSERT_TRUE(served.send());
+  EXPECT_FALSE(served.wait(call, &reply));
+  EXPECT_NE(served.refusal.find("slice"), std::string::npos) << served.refusal;
+  EXPECT_EQ(served.end().end, worker::SessionEnd::kProtocolError);
+}
+
+TEST(Session, ThereIsOnePrimaryContext) {
+  Served served;
+  ASSERT_EQ(served.create_context(1), CUDA_SUCCESS);
+  const wire::ContextCreate body{{2, 1}, 0, 1, kArenaBase, kArenaBytes};
+  const uint64_t call = served.add(
+      Operation::kCtxCreateV4, sizeof body, true, [&](Encoder& e) { e.put(body); }, 0, 2);
+  Reply reply;
+  ASSERT_TRUE(served.send() && served.wait(call, &reply));
+  EXPECT_EQ(reply.status, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(served.create_context(2), CUDA_SUCCESS) << "another one, that isn't primary";
+}
+
 TEST(Session, MalformedCommandsEndItWithASentence) {
   struct Case {
     const char* name;
