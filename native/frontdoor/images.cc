@@ -129,14 +129,48 @@ Candidate ptx_candidate(Bytes text) {
   return candidate;
 }
 
+// The beginning of the candidate's code, at most kLook bytes: choosing one must not unpack them
+// all.
+constexpr size_t kLook = 64 * 1024;
+bool look_into(const Candidate& candidate, std::vector<uint8_t>* start) {
+  const Bytes stored = candidate.stored;
+  const size_t bytes = std::min<uint64_t>(candidate.raw_bytes, kLook);
+  start->resize(bytes);
+  switch (candidate.compression) {
+    case Compression::kNone:
+      start->assign(stored.begin(), stored.begin() + static_cast<long>(bytes));
+      return true;
+    case Compression::kLz4: {
+      if (stored.size() > INT32_MAX) return false;
+      const int size = static_cast<int>(bytes);
+      const int written = LZ4_decompress_safe_partial(reinterpret_cast<const char*>(stored.data()),
+                                                      reinterpret_cast<char*>(start->data()),
+                                                      static_cast<int>(stored.size()), size, size);
+      if (written < 0) return false;
+      start->resize(static_cast<size_t>(written));
+      return true;
+    }
+    case Compression::kZstd: {
+      ZSTD_DCtx* context = ZSTD_createDCtx();
+      if (context == nullptr) return false;
+      ZSTD_inBuffer in{stored.data(), stored.size(), 0};
+      ZSTD_outBuffer out{start->data(), bytes, 0};
+      size_t left = 1;
+      while (out.pos < out.size && in.pos < in.size && left != 0 && !ZSTD_isError(left)) {
+        left = ZSTD_decompressStream(context, &out, &in);
+      }
+      ZSTD_freeDCtx(context);
+      start->resize(out.pos);
+      return !ZSTD_isError(left);
+    }
+  }
+  return false;
+}
+
 // The architecture of PTX text and whether it is bound to just that one (sm_90a), from .target.
 bool ptx_target(const Candidate& candidate, int* architecture, bool* exact) {
-  Bytes text = candidate.stored;
-  std::vector<uint8_t> code;
-  if (candidate.compression != Compression::kNone) {
-    if (extract(candidate, kMaxRawBytes, &code) != CUDA_SUCCESS) return false;
-    text = code;
-  }
+  std::vector<uint8_t> text;
+  if (!look_into(candidate, &text)) return false;
   const PtxTarget target =
       scan_ptx_target({reinterpret_cast<const char*>(text.data()), text.size()});
   *architecture = target.architecture;
@@ -145,13 +179,9 @@ bool ptx_target(const Candidate& candidate, int* architecture, bool* exact) {
 }
 
 bool cubin_is_exact(const Candidate& candidate) {
-  if (candidate.compression == Compression::kNone) {
-    auto header = read_cubin_header(candidate.stored);
-    return header && header->exact;
-  }
-  std::vector<uint8_t> code;
-  if (extract(candidate, kMaxRawBytes, &code) != CUDA_SUCCESS) return true;
-  auto header = read_cubin_header(code);
+  std::vector<uint8_t> start;
+  if (!look_into(candidate, &start)) return true;
+  auto header = read_cubin_header(start);
   return !header || header->exact;
 }
 

@@ -58,7 +58,8 @@ bool sound_archive(Bytes bytes) {
 }
 
 // The device's code of a fat binary: machine code first, then PTX.
-CUresult open_fatbin(Bytes bytes, int major, int minor, std::vector<LinkInput>* inputs) {
+CUresult open_fatbin(Bytes bytes, int major, int minor, const std::function<bool(uint64_t)>& take,
+                     std::vector<LinkInput>* inputs) {
   frontdoor::Image image;
   if (const CUresult e = frontdoor::open_bounded(bytes, &image)) return e;
   if (image.kind != ImageKind::kFatbin) return CUDA_ERROR_INVALID_IMAGE;
@@ -66,6 +67,9 @@ CUresult open_fatbin(Bytes bytes, int major, int minor, std::vector<LinkInput>* 
     const frontdoor::Selection selection{major, minor, cubin, !cubin};
     const frontdoor::Candidate* best = nullptr;
     if (frontdoor::select(image.parts[0], selection, &best) != CUDA_SUCCESS) continue;
+    if (best->raw_bytes > wire::kMaxImageBytes || !take(best->raw_bytes)) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     LinkInput input{cubin ? CU_JIT_INPUT_CUBIN : CU_JIT_INPUT_PTX, {}};
     if (const CUresult e = frontdoor::extract(*best, wire::kMaxImageBytes, &input.bytes)) return e;
     if (!cubin) end_text(&input.bytes);
@@ -105,6 +109,7 @@ CUresult admit_image(std::vector<uint8_t> bytes, Code* code) {
 }
 
 CUresult admit_link_input(CUjitInputType type, std::vector<uint8_t> bytes, int major, int minor,
+                          const std::function<bool(uint64_t)>& take,
                           std::vector<LinkInput>* inputs) {
   inputs->clear();
   const Bytes view(bytes);
@@ -124,13 +129,13 @@ CUresult admit_link_input(CUjitInputType type, std::vector<uint8_t> bytes, int m
           end_text(&bytes);
           break;
         case ImageKind::kFatbin:
-          return open_fatbin(view, major, minor, inputs);
+          return open_fatbin(view, major, minor, take, inputs);
         default:
           return CUDA_ERROR_INVALID_IMAGE;
       }
       break;
     case CU_JIT_INPUT_FATBINARY:
-      return open_fatbin(view, major, minor, inputs);
+      return open_fatbin(view, major, minor, take, inputs);
     case CU_JIT_INPUT_LIBRARY:
       if (!sound_archive(view)) return CUDA_ERROR_INVALID_IMAGE;
       break;

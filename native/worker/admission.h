@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,7 +33,10 @@ struct LinkInput {
 };
 
 // What a link's input may be added as, the best first: of a fat binary its code for this device.
+// `take` is asked before memory of the host is taken for what is unpacked; if it says no, it is
+// CUDA_ERROR_OUT_OF_MEMORY.
 CUresult admit_link_input(CUjitInputType type, std::vector<uint8_t> bytes, int major, int minor,
+                          const std::function<bool(uint64_t bytes)>& take,
                           std::vector<LinkInput>* inputs);
 
 }  // namespace gpupool::worker

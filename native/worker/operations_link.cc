@@ -128,8 +128,14 @@ bool add(SessionState& session, const Command& command) {
   session.driver().cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
                                         device);
   std::vector<LinkInput> inputs;
-  CUresult result = admit_link_input(static_cast<CUjitInputType>(body.type), std::move(link->input),
-                                     major, minor, &inputs);
+  CUresult result = admit_link_input(
+      static_cast<CUjitInputType>(body.type), std::move(link->input), major, minor,
+      [&](uint64_t bytes) {
+        if (!session.account().charge_host(bytes)) return false;
+        link->host_charged += bytes;
+        return true;
+      },
+      &inputs);
   // Code for which the driver has no use is passed over for the next best.
   for (size_t i = 0; i < inputs.size(); i++) {
     LinkInput& input = inputs[i];
@@ -140,6 +146,7 @@ bool add(SessionState& session, const Command& command) {
     });
     if (result != CUDA_ERROR_NO_BINARY_FOR_GPU && result != CUDA_ERROR_INVALID_IMAGE) break;
   }
+  std::vector<LinkInput>().swap(inputs);
   std::vector<uint8_t>().swap(link->input);
   session.account().refund_host(link->host_charged);
   link->host_charged = 0;

@@ -182,7 +182,13 @@ bool load(SessionState& session, const Command& command) {
   if (module->image.size() != body.image_bytes) return session.malformed(command);
 
   Jit jit(body);
-  CUresult result = load_image(session, context, module, jit);
+  // While it is compiled it lies there several times.
+  const uint64_t working = 3 * module->host_charged;
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (session.account().charge_host(working)) {
+    result = load_image(session, context, module, jit);
+    session.account().refund_host(working);
+  }
   module->loading = false;
   session.account().refund_host(module->host_charged);
   module->host_charged = 0;

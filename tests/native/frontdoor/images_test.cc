@@ -199,5 +199,24 @@ TEST(Hostile, AnEntryThatClaimsMoreThanThereIs) {
   EXPECT_EQ(open_bounded(fatbin, &image), CUDA_ERROR_INVALID_IMAGE);
 }
 
+TEST(Select, UnpacksNoMoreThanTheBeginning) {
+  // Text that hardly shrinks, so that its end is far from its beginning when it is packed too.
+  std::string text = ".version 8.0\n.target sm_90a\n.address_size 64\n// ";
+  std::minstd_rand random(1);
+  for (int i = 0; i < 1 << 20; ++i) text.push_back(static_cast<char>('!' + random() % 90));
+  for (const Packing packing : {Packing::kZstd, Packing::kLz4}) {
+    Blob blob = FatbinBuilder().add(1, 90, bytes_of(text), packing).build();
+    for (size_t i = blob.size() - 4096; i < blob.size(); ++i) blob[i] = 0xff;
+    Image image;
+    ASSERT_EQ(open_bounded(blob, &image), CUDA_SUCCESS);
+    const Candidate* best = nullptr;
+    std::vector<uint8_t> code;
+    EXPECT_NE(extract(image.parts[0][0], kMaxRawBytes, &code), CUDA_SUCCESS) << "its end is broken";
+    EXPECT_EQ(select(image.parts[0], {10, 0, true, true}, &best), CUDA_ERROR_NO_BINARY_FOR_GPU)
+        << "known to be for sm_90a alone";
+    EXPECT_EQ(select(image.parts[0], {9, 0, true, true}, &best), CUDA_SUCCESS);
+  }
+}
+
 }  // namespace
 }  // namespace gpupool::frontdoor
