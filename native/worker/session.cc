@@ -148,14 +148,19 @@ bool SessionState::take_frame() {
   return keep_books();
 }
 
-// Many small commands, or some time: then the session's books are compared with what is.
+// Many small commands, many bytes, or some time: then the session's books are compared with what
+// is.
 bool SessionState::keep_books() {
-  constexpr uint64_t kCommands = 16384;
+  constexpr uint64_t kCommands = 16384, kBytes = 64 << 20;
   constexpr int64_t kDeviceUs = 1000000, kHostUs = 100000;
   std::string why;
   const uint64_t commands = commands_done.load(std::memory_order_relaxed);
   const int64_t now = monotonic_us();
-  if (commands - looked_at_commands_ < kCommands && now - looked_host_us_ < kHostUs) return true;
+  if (commands - looked_at_commands_ < kCommands &&
+      reader_.received() - looked_at_bytes_ < kBytes && now - looked_host_us_ < kHostUs) {
+    return true;
+  }
+  looked_at_bytes_ = reader_.received();
   looked_at_commands_ = commands;
   looked_host_us_ = now;
   if (!account_.settle_host(&why)) return refuse(why);

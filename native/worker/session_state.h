@@ -232,7 +232,7 @@ class SessionState {
   Books account_;
 
   wire::FrameReader reader_;
-  uint64_t looked_at_commands_ = 0;  // when the books were last compared
+  uint64_t looked_at_bytes_ = 0, looked_at_commands_ = 0;  // when the books were last compared
   int64_t looked_host_us_ = 0, looked_device_us_ = 0;
   Context* current_ = nullptr;
   Context* context_cache_ = nullptr;  // of the last command
