@@ -36,6 +36,7 @@ class Lexer {
       // A directive begins a new word, unless the dot is inside of a number or a name.
       while (at_ < text_.size() && is_word(text_[at_])) ++at_;
     } else {
+      look_for_line_comment();
       ++at_;
     }
     token_ = text_.substr(start, at_ - start);
@@ -51,7 +52,7 @@ class Lexer {
   bool skip_braces() {
     int depth = 1;
     while (at_ < text_.size()) {
-      const size_t next = text_.find_first_of("{}\"/", at_);
+      const size_t next = text_.find_first_of("{}\"/#@", at_);
       if (next == std::string_view::npos) break;
       at_ = next;
       const char c = text_[at_];
@@ -61,6 +62,9 @@ class Lexer {
         if (at_ == before) ++at_;
       } else if (c == '"') {
         skip_string();
+      } else if (c == '#' || c == '@') {
+        look_for_line_comment();
+        ++at_;
       } else {
         ++at_;
         depth += c == '{' ? 1 : -1;
@@ -96,6 +100,11 @@ class Lexer {
         case '"':
           skip_string();
           break;
+        case '#':
+        case '@':
+          look_for_line_comment();
+          ++at_;
+          break;
         case '/': {
           const size_t before = at_;
           skip_space();
@@ -118,7 +127,8 @@ class Lexer {
     return false;
   }
 
-  // A string with an escape or a line's end in it: compilers differ about where it ends.
+  // A string with an escape or a line's end in it, or a line of a preprocessor or an old debugger
+  // (# and @@): compilers differ about where it ends and whether a comment can begin in it.
   bool strange() const { return strange_; }
 
   void skip_line() {
@@ -139,6 +149,10 @@ class Lexer {
         text_.substr(at_ + 1, end == std::string_view::npos ? end : end - at_ - 1);
     strange_ = strange_ || inside.find_first_of("\\\n\r") != std::string_view::npos;
     at_ = end == std::string_view::npos ? text_.size() : end + 1;
+  }
+
+  void look_for_line_comment() {
+    if (text_[at_] == '#' || text_.substr(at_, 2) == "@@") strange_ = true;
   }
 
   void skip_space() {
@@ -217,7 +231,7 @@ class Scanner {
   bool run(std::string* why) {
     while (!lexer_.at_end() && ok_) statement();
     if (ok_ && target_.architecture == 0) fail("there is no .target");
-    if (ok_ && lexer_.strange()) fail("a string has an escape or a line's end in it");
+    if (ok_ && lexer_.strange()) fail("something whose end is not certain is in it");
     if (!ok_ && why != nullptr) *why = why_;
     info_->architecture = target_.architecture;
     return ok_;

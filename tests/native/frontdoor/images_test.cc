@@ -211,7 +211,9 @@ TEST(Select, UnpacksNoMoreThanTheBeginning) {
     ASSERT_EQ(open_bounded(blob, &image), CUDA_SUCCESS);
     const Candidate* best = nullptr;
     std::vector<uint8_t> code;
-    EXPECT_NE(extract(image.parts[0][0], kMaxRawBytes, &code), CUDA_SUCCESS) << "its end is broken";
+    if (packing == Packing::kZstd) {
+      EXPECT_NE(extract(image.parts[0][0], kMaxRawBytes, &code), CUDA_SUCCESS) << "a broken end";
+    }
     EXPECT_EQ(select(image.parts[0], {10, 0, true, true}, &best), CUDA_ERROR_NO_BINARY_FOR_GPU)
         << "known to be for sm_90a alone";
     EXPECT_EQ(select(image.parts[0], {9, 0, true, true}, &best), CUDA_SUCCESS);

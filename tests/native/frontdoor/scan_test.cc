@@ -191,7 +191,10 @@ TEST(ScanPtx, RefusesWhatItCouldMistake) {
         ".global .b8 big[1<<64];", ".global .b8 big[n];", ".global .b8 big[1==1];",
         ".global .b8 big[1/0];", ".entry k() { .global.b8 big[1048576]; ret; }",
         ".entry k() { ld .global.u32 %r1, [a]; }",
-        ".pragma \"a\\\"; .global .b8 big[9]; .pragma \"b\";", "@@@"}) {
+        ".pragma \"a\\\"; .global .b8 big[9]; .pragma \"b\";",
+        ".entry k() { # /*\n .global .b8 big[9]; # */\n ret; }",
+        ".entry k() { @@ /*\n .global .b8 big[9]; @@ */\n ret; }",
+        ".global .b8 a[2] = {1, # /*\n 2}; .global .b8 big[9]; # */\n", "@@@"}) {
     EXPECT_NE(refusal(head + text), "") << text;
   }
   std::string nested = head + ".global .b8 big[";
