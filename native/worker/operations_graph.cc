@@ -12,7 +12,7 @@ using wire::GraphNode;
 using wire::GraphNodeKind;
 using wire::Operation;
 
-constexpr uint64_t kMaxSessionNodes = 1 << 20;  // of all executables together
+constexpr uint64_t kMaxSessionNodes = 1 << 19;  // of all executables together
 
 // Everything about a node that a client could have got wrong.
 CUresult check(SessionState& session, const GraphNode& node) {

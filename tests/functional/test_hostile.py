@@ -266,6 +266,116 @@ def test_many_half_open_connections(
         assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+GRAPH_DEFINE, GRAPH_UPDATE, GRAPH_DESTROY, GRAPH_LAUNCH = 100, 101, 102, 103
+EMPTY, KERNEL, COPY, FILL, RECORD = range(5)
+MAX_NODES = 1 << 18
+
+
+def node(kind: int, index: int, body: bytes = b"", before: tuple[int, ...] = ()) -> bytes:
+    """One node of a graph's description (native/wire/graph_nodes.h)."""
+    edges = struct.pack(f"<{len(before)}I", *before)
+    return struct.pack("<IIII", kind, index, 1, len(before)) + edges + bytes(-len(edges) % 8) + body
+
+
+def fill(address: int, count: int) -> bytes:
+    return struct.pack("<QQQQII", address, 0, count, 1, 7, 4)
+
+
+def define_graph(
+    device: Connection, handle: int, description: bytes, count: int, operation: int = GRAPH_DEFINE
+) -> wire.Reply:
+    segments = [description[at : at + (1 << 20)] for at in range(0, len(description), 1 << 20)]
+    body = struct.pack("<IIQII", handle, 1, len(description), count, 0)
+    device.send(
+        wire.command(operation, body, call=7000 + handle, context=1, bulk_count=len(segments)),
+        bulk=segments,
+    )
+    [reply] = device.replies()
+    return reply
+
+
+def test_graphs_with_wrong_handles_and_ranges(control, lease: Lease) -> None:
+    with Connection(lease).open() as session, wire.open_device(lease, session.session) as device:
+        assert wire.create_context(device).status == 0
+        allocated = device.ask(20, struct.pack("<Q", 4096), context=1)
+        (address,) = struct.unpack("<Q", allocated.body)
+        right = node(FILL, 0, fill(address, 1024))
+        assert define_graph(device, 1, right, 1).status == 0
+        assert define_graph(device, 1, right, 1).status == 400  # in use
+        wrong = {
+            "beyond the end": (node(FILL, 0, fill(address, 1025)), 1),
+            "nowhere": (node(FILL, 0, fill(0x1000, 1)), 1),
+            "no such kernel": (node(KERNEL, 0, struct.pack("<IIII", 9, 9, 0, 0) + bytes(48)), 400),
+            "no such event": (node(RECORD, 0, struct.pack("<II", 5, 5)), 400),
+            "copy from nowhere": (
+                node(COPY, 0, struct.pack("<9Q", address, 64, 1, 64, 64, 1, 64, 1, 1)),
+                1,
+            ),
+        }
+        for handle, (what, (description, status)) in enumerate(wrong.items(), start=10):
+            assert define_graph(device, handle, description, 1).status == status, what
+        # What is wrong in an update is an error; the node stays as it was.
+        assert define_graph(device, 1, node(FILL, 1, fill(address, 1)), 1, GRAPH_UPDATE).status == 1
+        assert define_graph(device, 1, node(EMPTY, 0), 1, GRAPH_UPDATE).status == 1
+        device.send(wire.command(GRAPH_LAUNCH, struct.pack("<IIII", 77, 1, 1, 0), context=1))
+        device.send(wire.command(GRAPH_LAUNCH, struct.pack("<IIII", 1, 1, 1, 0), context=1))
+        assert device.ask(wire.CTX_SYNCHRONIZE, context=1).status == 0
+        errors = [
+            struct.unpack_from("<iH", body)
+            for kind, body in wire.event_kinds(device.events)
+            if kind == wire.ASYNC_ERROR
+        ]
+        assert errors == [(400, GRAPH_LAUNCH)]
+        back = device.ask(26, struct.pack("<QQQQIIQ", address, 4096, 0, 0, 1, 0, 0), context=1)
+        assert b"".join(back.bulk) == struct.pack("<I", 7) * 1024
+
+
+BAD_GRAPHS = {
+    "depends on itself": (node(EMPTY, 0, before=(0,)), 1),
+    "a cycle": (node(EMPTY, 0, before=(1,)) + node(EMPTY, 1, before=(0,)), 2),
+    "fewer than it says": (node(EMPTY, 0), 2),
+    "more than it says": (node(EMPTY, 0) + node(EMPTY, 1), 1),
+    "wrong index": (node(EMPTY, 3), 1),
+    "unknown kind": (node(99, 0), 1),
+    "no room for its dependencies": (struct.pack("<IIII", EMPTY, 0, 1, 0xFFFFFFFF), 1),
+    "too many": (node(EMPTY, 0), MAX_NODES + 1),
+    "sizes that overflow": (
+        node(COPY, 0, struct.pack("<9Q", 0, *[1 << 39] * 8)),
+        1,
+    ),
+    "huge parameters": (
+        node(KERNEL, 0, struct.pack("<IIII", 1, 1, 0, 0) + bytes(44) + b"\xff\xff\xff\xff"),
+        1,
+    ),
+}
+
+
+def test_bad_graphs_end_the_session_only(control, hostile_pool: Pool, lease: Lease) -> None:
+    for what, (description, count) in BAD_GRAPHS.items():
+        with (
+            Connection(lease).open() as session,
+            wire.open_device(lease, session.session) as device,
+        ):
+            assert wire.create_context(device).status == 0
+            with pytest.raises(Refused) as refused:
+                define_graph(device, 1, description, count)
+            assert refused.value.code == wire.BAD_FRAME, what
+    assert hostile_pool.broker is not None and hostile_pool.broker.poll() is None
+
+
+def test_nodes_of_a_session_are_limited(control, lease: Lease) -> None:
+    """Two graphs of as many nodes as a graph may have; no third one until one is gone."""
+    largest = b"".join(node(EMPTY, index) for index in range(MAX_NODES))
+    with Connection(lease).open() as session, wire.open_device(lease, session.session) as device:
+        assert wire.create_context(device).status == 0
+        device.socket.settimeout(60)
+        assert define_graph(device, 1, largest, MAX_NODES).status == 0
+        assert define_graph(device, 2, largest, MAX_NODES).status == 0
+        assert define_graph(device, 3, node(EMPTY, 0), 1).status == 2
+        device.send(wire.command(GRAPH_DESTROY, struct.pack("<II", 1, 1), context=1))
+        assert define_graph(device, 3, node(EMPTY, 0), 1).status == 0
+
+
 def test_no_session_is_left(hostile_pool: Pool) -> None:
     wait_for("no session", lambda: hostile_pool.sessions() == [], 15)
     assert hostile_pool.used_mib("main") == 0
