@@ -5,7 +5,7 @@
 # exports. It exports CUDA's names only and brings no C++ runtime library along. A function of the
 # driver API is provided by defining it (extern "C"); what is not defined says so.
 #
-# GRAPHS: with stream capture and graphs (native/graphs); the sources define its hooks.
+# GRAPHS: with stream capture, graphs and arrays (native/graphs); the sources define its hooks.
 # OLD_GLIBC: compiled with PyPI's ziglang, so that the library loads on glibc 2.28; LIBRARIES are
 # then paths of archives, and HEADERS the third-party headers below /usr/include that the sources
 # use (files or directories: that directory itself must not be on this compiler's path).
@@ -16,7 +16,7 @@ set(GPUPOOL_FRONTDOOR_SOURCES
   export_tables.cc runtime_caller.cc visible_devices.cc images.cc cubin.cc ptx_scan.cc)
 list(TRANSFORM GPUPOOL_FRONTDOOR_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/native/frontdoor/)
 set(GPUPOOL_FRONTDOOR_SOURCES ${GPUPOOL_FRONTDOOR_SOURCES} CACHE INTERNAL "")
-set(GPUPOOL_GRAPH_SOURCES graph.cc capture.cc api_capture.cc api_exec.cc api_graph.cc api_node.cc)
+set(GPUPOOL_GRAPH_SOURCES graph.cc capture.cc api_capture.cc api_exec.cc api_graph.cc api_node.cc arrays.cc)
 list(TRANSFORM GPUPOOL_GRAPH_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/native/graphs/)
 set(GPUPOOL_GRAPH_SOURCES ${GPUPOOL_GRAPH_SOURCES} CACHE INTERNAL "")
 set(GPUPOOL_EXPORT_SOURCES

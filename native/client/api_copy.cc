@@ -6,6 +6,7 @@
 #include "api/cuda_abi.h"
 #include "client/copies.h"
 #include "client/state.h"
+#include "graphs/arrays.h"
 #include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
@@ -156,7 +157,7 @@ CUresult side(CUmemorytype type, const void* host, CUdeviceptr device, uint64_t 
       return CUDA_SUCCESS;
     }
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;  // arrays
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -192,9 +193,12 @@ CUresult copy_plane(Context* context, const Side& to, const Side& from, uint64_t
 
 constexpr uint64_t kMaxExtent = 1ull << 40;  // of any size or offset: products stay below 2^64 here
 
-CUresult copy_2d(const CUDA_MEMCPY2D* copy, CUstream stream, bool synchronous) {
+CUresult copy_2d(const CUDA_MEMCPY2D* asked, CUstream stream, bool synchronous) {
   ENTER();
-  REQUIRE(copy != nullptr);
+  REQUIRE(asked != nullptr);
+  CUDA_MEMCPY2D resolved = *asked;
+  if (const CUresult e = graphs::resolve_arrays(&resolved)) return e;
+  const CUDA_MEMCPY2D* copy = &resolved;
   const uint64_t width = copy->WidthInBytes, height = copy->Height;
   REQUIRE(width < kMaxExtent && height < (1ull << 22) && copy->srcY < (1ull << 22) &&
           copy->dstY < (1ull << 22) && copy->srcXInBytes < kMaxExtent &&
@@ -205,7 +209,7 @@ CUresult copy_2d(const CUDA_MEMCPY2D* copy, CUstream stream, bool synchronous) {
   REQUIRE(from_pitch >= width + copy->srcXInBytes && to_pitch >= width + copy->dstXInBytes);
   if (width == 0 || height == 0) return CUDA_SUCCESS;
   if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
-  GPUPOOL_CAPTURE(capture_copy(stream, *copy, &capture_result));
+  GPUPOOL_CAPTURE(capture_copy(stream, *asked, &capture_result));
   Side to, from;
   if (const CUresult e = side(copy->srcMemoryType, copy->srcHost, copy->srcDevice,
                               copy->srcY * from_pitch + copy->srcXInBytes, from_pitch, &from)) {
@@ -219,9 +223,12 @@ CUresult copy_2d(const CUDA_MEMCPY2D* copy, CUstream stream, bool synchronous) {
   return copy_plane(context, to, from, width, height, on_wire, synchronous);
 }
 
-CUresult copy_3d(const CUDA_MEMCPY3D* copy, CUstream stream, bool synchronous) {
+CUresult copy_3d(const CUDA_MEMCPY3D* asked, CUstream stream, bool synchronous) {
   ENTER();
-  REQUIRE(copy != nullptr);
+  REQUIRE(asked != nullptr);
+  CUDA_MEMCPY3D resolved = *asked;
+  if (const CUresult e = graphs::resolve_arrays(&resolved)) return e;
+  const CUDA_MEMCPY3D* copy = &resolved;
   const uint64_t width = copy->WidthInBytes, height = copy->Height, depth = copy->Depth;
   constexpr uint64_t kRows = 1ull << 22;
   REQUIRE(width < kMaxExtent && height < kRows && depth < kRows && copy->srcY < kRows &&
@@ -238,7 +245,7 @@ CUresult copy_3d(const CUDA_MEMCPY3D* copy, CUstream stream, bool synchronous) {
   REQUIRE(from_pitch * from_height < kMaxExtent && to_pitch * to_height < kMaxExtent);
   if (width == 0 || height == 0 || depth == 0) return CUDA_SUCCESS;
   if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
-  GPUPOOL_CAPTURE(capture_copy(stream, *copy, &capture_result));
+  GPUPOOL_CAPTURE(capture_copy(stream, *asked, &capture_result));
   STREAM(stream);
   for (uint64_t z = 0; z < depth; z++) {
     Side to, from;

@@ -12,6 +12,7 @@
 #include "client/pools.h"
 #include "client/state.h"
 #include "frontdoor/runtime_caller.h"
+#include "graphs/arrays.h"
 #include "graphs/hooks.h"
 #include "wire/graph_nodes.h"
 
@@ -119,7 +120,7 @@ namespace {
 enum class Direction { kOnDevice, kToDevice, kFromDevice, kOnHost };
 
 bool is_device(CUmemorytype type, CUdeviceptr address) {
-  return type == CU_MEMORYTYPE_UNIFIED ? is_device_memory(address) : type == CU_MEMORYTYPE_DEVICE;
+  return type == CU_MEMORYTYPE_UNIFIED ? is_device_memory(address) : type != CU_MEMORYTYPE_HOST;
 }
 
 Direction direction_of(const CUDA_MEMCPY3D& copy) {
@@ -142,8 +143,6 @@ CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, uint64_
   uint64_t base = device;
   if (type == CU_MEMORYTYPE_HOST) {
     base = reinterpret_cast<uint64_t>(host);
-  } else if (type == CU_MEMORYTYPE_ARRAY) {
-    return CUDA_ERROR_NOT_SUPPORTED;
   } else if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -162,7 +161,9 @@ CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, uint64_
   return CUDA_SUCCESS;
 }
 
-CUresult ends_of(const CUDA_MEMCPY3D& copy, End* to, End* from) {
+CUresult ends_of(const CUDA_MEMCPY3D& asked, End* to, End* from) {
+  CUDA_MEMCPY3D copy = asked;
+  if (const CUresult e = resolve_arrays(&copy)) return e;
   constexpr uint64_t kMost = 1ull << 32;
   if (copy.WidthInBytes > kMost * 256 || copy.Height > kMost || copy.Depth > kMost ||
       copy.srcLOD != 0 || copy.dstLOD != 0) {
@@ -223,7 +224,7 @@ CUresult check(const MemsetWork& work) {
 
 // ---- Memory of allocation nodes -----------------------------------------------------------------
 
-CUresult allocate_graph_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* address) {
+CUresult allocate_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* address) {
   Context* context;
   if (const CUresult e = enter(&context)) return e;
   if (context->device->ordinal != ordinal) return CUDA_ERROR_NOT_SUPPORTED;
@@ -239,7 +240,7 @@ CUresult allocate_graph_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* addr
   return CUDA_SUCCESS;
 }
 
-void release_graph_memory(CUdevice, CUdeviceptr address) {
+void release_memory(CUdevice, CUdeviceptr address) {
   // Gone already if its context has ended.
   const auto range = Process::get().ranges.remove(address, Range::Type::kDevice);
   if (!range || !range->context->active.load()) return;

@@ -16,6 +16,7 @@
 #include "client/pools.h"
 #include "frontdoor/default_stream.h"
 #include "frontdoor/visible_devices.h"
+#include "graphs/arrays.h"
 #include "graphs/capture.h"
 #include "wire/handshake.h"
 
@@ -433,6 +434,7 @@ CUresult resolve_event(CUevent event, Event** object) {
 
 void drop_objects_of(Context* context) {
   graphs::forget_context(reinterpret_cast<CUcontext>(context->handle));
+  graphs::forget_arrays(reinterpret_cast<CUcontext>(context->handle));
   Process& process = Process::get();
   auto drop = [context](auto& table) {
     table.for_each([&](auto* object) {

@@ -43,7 +43,9 @@ CUresult read_host(CUhostFn function, void* data, HostWork* work) {
 }
 
 CUresult read_any(const CUgraphNodeParams& from, WorkPointer* out) {
-  switch (from.type) {
+  int type;  // whatever the program wrote
+  memcpy(&type, &from.type, sizeof type);
+  switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       KernelWork work;
       if (const CUresult e = read_kernel(&from.kernel, &work)) return e;

@@ -56,11 +56,11 @@ void merge(std::vector<Participant::Dependency>* into,
 
 // The legacy stream is ordered with every blocking stream: using it would add a dependency that
 // no call names.
-bool conflicts_with_legacy(CUcontext context) {
+bool conflicts_with_legacy(CUcontext context, bool only_ask = false) {
   bool found = false;
   for (auto& [key, entry] : state().streams) {
     if (entry.stream.blocking && entry.stream.context == context) {
-      entry.capture->invalid = true;
+      if (!only_ask) entry.capture->invalid = true;
       found = true;
     }
   }
@@ -219,7 +219,8 @@ CUresult with_participant(CUstream stream, const std::function<CUresult(Guard&, 
   if (const CUresult e = find_stream(stream, &info)) return e;
   Guard guard;
   Participant* entry = participant(info.key);
-  if (entry == nullptr && info.legacy && conflicts_with_legacy(info.context)) {
+  // Asking does not invalidate anything.
+  if (entry == nullptr && info.legacy && conflicts_with_legacy(info.context, true)) {
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
   return f(guard, entry);

@@ -80,12 +80,12 @@ GraphMemory::~GraphMemory() {
     memories().all.erase(address);
     memories().count = memories().all.size();
   }
-  release_graph_memory(device, address);
+  release_memory(device, address);
 }
 
 CUresult new_graph_memory(CUdevice device, size_t bytes, std::shared_ptr<GraphMemory>* out) {
   CUdeviceptr address = 0;
-  if (const CUresult e = allocate_graph_memory(device, bytes, &address)) return e;
+  if (const CUresult e = allocate_memory(device, bytes, &address)) return e;
   auto memory = std::make_shared<GraphMemory>();
   memory->address = address;
   memory->bytes = bytes;

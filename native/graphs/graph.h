@@ -3,6 +3,7 @@
 // followed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -74,7 +75,7 @@ struct GraphMemory {
   CUdeviceptr address = 0;
   size_t bytes = 0;
   CUdevice device = 0;
-  bool live = false;  // a launch has allocated it, and nothing has freed it since
+  std::atomic<bool> live{false};  // a launch has allocated it, and nothing has freed it since
   ~GraphMemory();
 };
 struct AllocWork {

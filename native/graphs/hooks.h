@@ -29,8 +29,8 @@ CUresult check(const KernelWork& work);
 CUresult check(const MemcpyWork& work);
 CUresult check(const MemsetWork& work);
 bool is_device_memory(CUdeviceptr address);
-CUresult allocate_graph_memory(CUdevice device, size_t bytes, CUdeviceptr* address);
-void release_graph_memory(CUdevice device, CUdeviceptr address);
+CUresult allocate_memory(CUdevice device, size_t bytes, CUdeviceptr* address);
+void release_memory(CUdevice device, CUdeviceptr address);
 
 // What a library makes of a plan. Calls come one at a time.
 class Executable {

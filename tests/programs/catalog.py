@@ -86,6 +86,7 @@ RUNTIME_PROGRAMS = [
     Program("runtime_errors", "cuda"),
     Program("stream_ordered", "cuda"),
     Program("graphs", "cuda"),
+    Program("arrays", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
     # newcomer/: written from CUDA's documentation alone
     Program("spmv_csr", "cuda", folder="newcomer", newest_only=True),

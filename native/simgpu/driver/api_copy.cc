@@ -1,5 +1,6 @@
-// The cuMemcpy family, over copies.h. CUDA arrays are not there.
+// The cuMemcpy family, over copies.h.
 #include "frontdoor/default_stream.h"
+#include "graphs/arrays.h"
 #include "simgpu/driver/copies.h"
 
 using namespace gpupool::simgpu;
@@ -31,8 +32,6 @@ CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, uint64_
     case CU_MEMORYTYPE_UNIFIED:
       base = device, end->side = Side::kEither;
       break;
-    case CU_MEMORYTYPE_ARRAY:
-      return CUDA_ERROR_NOT_SUPPORTED;
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
@@ -53,10 +52,13 @@ CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, uint64_
   return base ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream stream, bool wait) {
+CUresult copy_2d(const CUDA_MEMCPY2D* parameters, CUstream stream, bool wait) {
   GPUPOOL_CURRENT(context);
-  if (!p) return CUDA_ERROR_INVALID_VALUE;
-  if (!p->WidthInBytes || !p->Height) return CUDA_SUCCESS;
+  if (!parameters) return CUDA_ERROR_INVALID_VALUE;
+  if (!parameters->WidthInBytes || !parameters->Height) return CUDA_SUCCESS;
+  CUDA_MEMCPY2D resolved = *parameters;
+  GPUPOOL_TRY(gpupool::graphs::resolve_arrays(&resolved));
+  const CUDA_MEMCPY2D* p = &resolved;
   Copy c;
   c.width = p->WidthInBytes;
   c.height = p->Height;
@@ -68,7 +70,10 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream stream, bool wait) {
 }
 
 template <class Parameters>
-CUresult read_3d(const Parameters* p, Copy* out) {
+CUresult read_3d(const Parameters* parameters, Copy* out) {
+  Parameters resolved = *parameters;
+  GPUPOOL_TRY(gpupool::graphs::resolve_arrays(&resolved));
+  const Parameters* p = &resolved;
   if (p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   Copy c;
   c.width = p->WidthInBytes;

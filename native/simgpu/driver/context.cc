@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "frontdoor/hooks.h"
+#include "graphs/arrays.h"
 #include "graphs/capture.h"
 
 namespace gpupool::simgpu {
@@ -148,6 +149,7 @@ CUresult Context::activate() {
 void Context::deactivate() {
   frontdoor::forget_context(handle_of(this));
   graphs::forget_context(handle_of(this));
+  graphs::forget_arrays(handle_of(this));
   ending = true;
   active = false;
   wait_idle();

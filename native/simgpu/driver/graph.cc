@@ -125,7 +125,7 @@ GraphAllocations& graph_allocations() {
 
 }  // namespace
 
-CUresult allocate_graph_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* address) {
+CUresult allocate_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* address) {
   GPUPOOL_CURRENT(context);
   Device* device;
   GPUPOOL_TRY(simgpu::find_device(ordinal, &device));
@@ -138,7 +138,7 @@ CUresult allocate_graph_memory(CUdevice ordinal, size_t bytes, CUdeviceptr* addr
   return CUDA_SUCCESS;
 }
 
-void release_graph_memory(CUdevice ordinal, CUdeviceptr address) {
+void release_memory(CUdevice ordinal, CUdeviceptr address) {
   uint64_t id;
   {
     std::lock_guard lock(graph_allocations().mutex);

@@ -160,9 +160,14 @@ static void legacy_stream(CUstream blocking, CUstream non_blocking, CUdeviceptr 
   unsigned word = 3;
   EXPECT(cuMemcpyHtoD(a, &word, 4) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   end_invalid(blocking);
+  CUgraph graph;
+  CUstreamCaptureStatus status;
+  begin(blocking); /* asking about it harms nothing */
+  EXPECT(cuStreamIsCapturing(NULL, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  CHECK(cuStreamEndCapture(blocking, &graph));
+  CHECK(cuGraphDestroy(graph));
   begin(non_blocking);
   CHECK(launch_fill(a, 1, NULL));
-  CUgraph graph;
   CHECK(cuStreamEndCapture(non_blocking, &graph));
   CHECK(cuGraphDestroy(graph));
   CHECK(cuCtxSynchronize());
