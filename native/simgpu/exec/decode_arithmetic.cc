@@ -1,4 +1,4 @@
-// Arithmetic, logic, comparisons, moves and conversions.
+// Arithmetic, logic, comparisons and moves.
 #include <algorithm>
 
 #include "simgpu/exec/decoder.h"
@@ -16,6 +16,10 @@ bool is_half(Type t) {
   return t == Type::kF16 || t == Type::kBf16 || t == Type::kF16x2 || t == Type::kBf16x2;
 }
 bool is_plain_float(Type t) { return t == Type::kF32 || t == Type::kF64; }
+// As half.cc reads them.
+int64_t half_flags(const FloatMode& m, bool relu = false) {
+  return m.ftz | m.sat << 1 | m.nan << 2 | m.xorsign << 3 | relu << 4;
+}
 uint32_t width(Type t) { return std::max<uint32_t>(2, ptx::bytes_of(t)); }
 Type wide_of(Type t) {
   switch (t) {
@@ -31,8 +35,6 @@ Type wide_of(Type t) {
       return Type::kNone;
   }
 }
-// As half.cc reads them.
-int64_t half_flags(const FloatMode& m) { return m.ftz | m.sat << 1 | m.nan << 2; }
 Round take_round(Modifiers& m, bool* given = nullptr) {
   const Mod r = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp});
   if (given) *given = r != Mod::kUnknown;
@@ -68,16 +70,18 @@ void Decoder::arithmetic(Modifiers& m) {
   mode.round = take_round(m, &rounded);
   mode.ftz = m.take(Mod::kFtz);
   mode.sat = m.take(Mod::kSat);
+  const bool relu = m.take(Mod::kRelu);
   const Mod part = m.take_any({Mod::kLo, Mod::kHi, Mod::kWide});
   const Type t = m.take_type();
   if (is_plain_float(t) || is_half(t)) {
     if (part != Mod::kUnknown) refuse("a part of a float product");
+    if (relu && (!is_half(t) || o != Op::kFma)) refuse(".relu of this type");
     const uint32_t a = source(op(1), t), b = source(op(2), t), c = n == 4 ? source(op(3), t) : 0;
     const Handler h = is_half(t) ? set_.half(o, t, mode) : set_.floating(o, t, mode);
-    emit(h, target(op(0), width(t)), a, b, c).immediate = half_flags(mode);
+    emit(h, target(op(0), width(t)), a, b, c).immediate = half_flags(mode, relu);
     return;
   }
-  if (mode.ftz || rounded) refuse("a float modifier with an integer type");
+  if (mode.ftz || relu || rounded) refuse("a float modifier with an integer type");
   integer_arithmetic(m, t, part, mode.sat);
 }
 
@@ -114,16 +118,18 @@ void Decoder::divide(Modifiers& m) {
   bool rounded;
   FloatMode mode;
   mode.round = take_round(m, &rounded);
-  const bool approx = m.take_any({Mod::kApprox, Mod::kFull}) != Mod::kUnknown;
+  const Mod how = m.take_any({Mod::kApprox, Mod::kFull});
   mode.ftz = m.take(Mod::kFtz);
   const Type t = m.take_type();
   const uint32_t a = source(op(1), t), b = source(op(2), t);
   Handler h;
   if (is_plain_float(t)) {
     if (current_->op == Op::kRem) refuse("no remainder of floats");
-    h = set_.math(Op::kDiv, t, mode, approx);
+    if (how != Mod::kUnknown && (rounded || t != Type::kF32)) refuse("this division isn't known");
+    h = set_.math(Op::kDiv, t, mode, how == Mod::kApprox);
   } else {
-    if (mode.ftz || approx || rounded) refuse("a float modifier with an integer type");
+    if (mode.ftz || how != Mod::kUnknown || rounded)
+      refuse("a float modifier with an integer type");
     h = set_.integer(current_->op, t, Mod::kUnknown, false);
   }
   emit(h, target(op(0), width(t)), a, b);
@@ -148,32 +154,40 @@ void Decoder::min_max(Modifiers& m) {
   mode.ftz = m.take(Mod::kFtz);
   mode.nan = m.take(Mod::kPropagateNan);
   mode.xorsign = m.take(Mod::kXorsign);
-  if (mode.xorsign && !m.take(Mod::kAbs)) refuse(".xorsign without .abs");
-  const bool relu = m.take(Mod::kRelu);
+  const bool absolute = m.take(Mod::kAbs), relu = m.take(Mod::kRelu);
   const Type t = m.take_type();
-  uint32_t a = source(op(1), t);
-  const uint32_t b = source(op(2), t);
+  const bool three = current_->operand_count == 4;
+  if (three ? mode.xorsign : mode.xorsign != absolute) refuse(".xorsign and .abs don't fit");
+  if (relu && t != Type::kS32 && t != Type::kS16x2) refuse(".relu of this type");
+  uint32_t a = source(op(1), t), b = source(op(2), t);
   Handler h;
   if (is_half(t))
-    h = relu ? nullptr : set_.half(current_->op, t, mode);
+    h = set_.half(current_->op, t, mode);
   else if (is_plain_float(t))
-    h = relu ? nullptr : set_.floating(current_->op, t, mode);
-  else if (mode.ftz || mode.nan || mode.xorsign)
+    h = set_.floating(current_->op, t, mode);
+  else if (mode.ftz || mode.nan || absolute)
     refuse("a float modifier with an integer type");
   else
     h = set_.integer(current_->op, t, Mod::kUnknown, false);
-  if (current_->operand_count == 4) {  // three inputs, f32
-    const uint32_t c = source(op(3), t);
+  if (three) {
+    uint32_t c = source(op(3), t);
     if (t != Type::kF32) refuse("three operands of this type");
+    if (absolute) {
+      for (uint32_t* row : {&a, &b, &c}) {
+        const uint32_t magnitude = temp(4);
+        emit(set_.floating(Op::kAbs, t, {}), magnitude, *row);
+        *row = magnitude;
+      }
+    }
     const uint32_t first = temp(4);
     emit(h, first, a, b);
     emit(h, target(op(0), 4), first, c);
     return;
   }
   const uint32_t d = target(op(0), width(t));
-  if (relu && t == Type::kS32) {  // max(op(a, b), 0)
+  if (relu) {  // max(op(a, b), 0)
     const uint32_t first = temp(4);
-    emit(set_.integer(current_->op, t, Mod::kUnknown, false), first, a, b);
+    emit(h, first, a, b);
     emit(set_.integer(Op::kMax, t, Mod::kUnknown, false), d, first, constant(4, 0));
     return;
   }
@@ -324,81 +338,98 @@ void Decoder::three_words(Modifiers& m) {
   emit(set_.bits(o, t, mode, mode2, t2), target(op(0), 4), a, b, c);
 }
 
-// compare(a, b), combined with a predicate if the form has one; returns a predicate row, and the
-// opposite comparison's in `complement`.
-uint32_t Decoder::comparison(Modifiers& m, Type* type, uint32_t* complement, bool want_complement,
-                             Type result_type, size_t boolean_operand, bool*) {
-  const Mod compare =
-      m.take_any({Mod::kEq, Mod::kNe, Mod::kLt, Mod::kLe, Mod::kGt, Mod::kGe, Mod::kLs, Mod::kHs,
-                  Mod::kLo, Mod::kHi, Mod::kEqu, Mod::kNeu, Mod::kLtu, Mod::kLeu, Mod::kGtu,
-                  Mod::kGeu, Mod::kNum, Mod::kCompareNan});
-  if (compare == Mod::kUnknown) refuse("the comparison is missing");
+// The comparison of an instruction: what, how it is combined with a predicate, of which type.
+Decoder::Comparison Decoder::take_comparison(Modifiers& m, Type result) {
+  Comparison c;
+  c.compare = m.take_any({Mod::kEq, Mod::kNe, Mod::kLt, Mod::kLe, Mod::kGt, Mod::kGe, Mod::kLs,
+                          Mod::kHs, Mod::kLo, Mod::kHi, Mod::kEqu, Mod::kNeu, Mod::kLtu, Mod::kLeu,
+                          Mod::kGtu, Mod::kGeu, Mod::kNum, Mod::kCompareNan});
+  if (c.compare == Mod::kUnknown) refuse("the comparison is missing");
   const Mod boolean = m.take_any({Mod::kAnd, Mod::kOr, Mod::kXor});
-  const bool ftz = m.take(Mod::kFtz);
-  if (result_type != Type::kNone && m.take_type() != result_type)
-    refuse("the result type isn't known here");
-  Type t = m.take_type();
-  *type = t;
-  uint32_t a, b;
-  if (t == Type::kF16 || t == Type::kBf16) {  // every half is a float
-    const uint32_t ha = source(op(1), t), hb = source(op(2), t);
-    a = temp(4);
-    b = temp(4);
-    emit(set_.convert(Type::kF32, t, Mod::kUnknown, false, false), a, ha);
-    emit(set_.convert(Type::kF32, t, Mod::kUnknown, false, false), b, hb);
-    if (ftz) refuse(".ftz of halves");
-    t = Type::kF32;
-  } else {
-    a = source(op(1), t);
-    b = source(op(2), t);
-  }
-  uint32_t r = temp(4);
-  emit(set_.setp(t, compare, ftz), r, a, b);
-  uint32_t opposite = 0;
-  if (want_complement) {
-    opposite = temp(4);
-    emit(set_.predicate(Op::kNot), opposite, r);
-  }
-  if (boolean != Mod::kUnknown) {
-    count(boolean_operand + 1, boolean_operand + 1);
-    const uint32_t c = predicate(op(boolean_operand));
-    const Op o = boolean == Mod::kAnd ? Op::kAnd : boolean == Mod::kOr ? Op::kOr : Op::kXor;
-    const uint32_t combined = temp(4);
-    emit(set_.predicate(o), combined, r, c);
-    r = combined;
-    if (want_complement) {
-      const uint32_t other = temp(4);
-      emit(set_.predicate(o), other, opposite, c);
-      opposite = other;
+  c.boolean = boolean == Mod::kAnd   ? Op::kAnd
+              : boolean == Mod::kOr  ? Op::kOr
+              : boolean == Mod::kXor ? Op::kXor
+                                     : Op::kMov;
+  c.ftz = m.take(Mod::kFtz);
+  if (result != Type::kNone && m.take_type() != result) refuse("the result type isn't known here");
+  c.type = m.take_type();
+  const size_t n = boolean == Mod::kUnknown ? 3 : 4;
+  count(n, n);
+  if (n == 4) c.third = predicate(op(3));
+  return c;
+}
+
+// compare(a, b) as a predicate row. Halves are compared as floats, which hold every one of them.
+uint32_t Decoder::compared(const Comparison& c, Type type, uint32_t a, uint32_t b) {
+  const uint32_t r = temp(4);
+  if (is_half(type)) {
+    if (c.ftz && type != Type::kF16) refuse(".ftz of this type");
+    for (uint32_t* row : {&a, &b}) {
+      uint32_t from = *row;
+      if (c.ftz) {  // from + -0, flushed
+        FloatMode flush;
+        flush.ftz = true;
+        const uint32_t flushed = temp(2);
+        emit(set_.half(Op::kAdd, type, flush), flushed, from, constant(2, 0x8000)).immediate =
+            half_flags(flush);
+        from = flushed;
+      }
+      *row = temp(4);
+      emit(set_.convert(Type::kF32, type, Mod::kUnknown, false, false), *row, from);
     }
-  } else {
-    count(boolean_operand, boolean_operand);
+    emit(set_.setp(Type::kF32, c.compare, false), r, a, b);
+    return r;
   }
-  *complement = opposite;
+  emit(set_.setp(type, c.compare, c.ftz), r, a, b);
+  return r;
+}
+
+uint32_t Decoder::combined(const Comparison& c, uint32_t row) {
+  if (c.boolean == Op::kMov) return row;
+  const uint32_t r = temp(4);
+  emit(set_.predicate(c.boolean), r, row, c.third);
   return r;
 }
 
 void Decoder::setp(Modifiers& m) {
   const ptx::Operand& d = op(0);
-  // The plain form writes its predicate at once.
-  const bool plain = d.kind == OperandKind::kRegister && !current_->has(Mod::kAnd) &&
-                     !current_->has(Mod::kOr) && !current_->has(Mod::kXor);
-  Type t;
-  uint32_t opposite;
   const bool pair = d.kind == OperandKind::kPair;
-  const uint32_t r = comparison(m, &t, &opposite, pair, Type::kNone, 3, nullptr);
-  if (plain) {
-    const uint32_t row = target_predicate(d);
-    code_->instructions.back().d = row;
-    return;
+  const Comparison c = take_comparison(m, Type::kNone);
+  const uint32_t a = source(op(1), c.type), b = source(op(2), c.type);
+  uint32_t p, q = 0;
+  if (c.type == Type::kF16x2 || c.type == Type::kBf16x2) {  // one predicate for each half
+    if (!pair) refuse("two predicates are wanted");
+    const Type half = c.type == Type::kF16x2 ? Type::kF16 : Type::kBf16;
+    uint32_t both[2];
+    for (uint32_t k = 0; k < 2; ++k) {
+      const uint32_t x = temp(2), y = temp(2);
+      emit(set_.unpack(4, 2, k), x, a);
+      emit(set_.unpack(4, 2, k), y, b);
+      both[k] = combined(c, compared(c, half, x, y));
+    }
+    p = both[0];
+    q = both[1];
+  } else {
+    p = compared(c, c.type, a, b);
+    if (!pair && c.boolean == Op::kMov) {  // the plain form writes its predicate at once
+      const uint32_t row = target_predicate(d);
+      code_->instructions.back().d = row;
+      return;
+    }
+    if (pair) {
+      const uint32_t opposite = temp(4);
+      emit(set_.predicate(Op::kNot), opposite, p);
+      q = combined(c, opposite);
+    }
+    p = combined(c, p);
   }
   if (pair) {
     const auto two = body_.elements_of(d);
-    const uint32_t p = target_predicate(two[0]), q = target_predicate(two[1]);
-    emit(set_.predicate(Op::kMov), p, r);
-    emit(set_.predicate(Op::kMov), q, opposite);
+    const uint32_t first = target_predicate(two[0]), second = target_predicate(two[1]);
+    emit(set_.predicate(Op::kMov), first, p);
+    emit(set_.predicate(Op::kMov), second, q);
   } else {
-    emit(set_.predicate(Op::kMov), target_predicate(d), r);
+    emit(set_.predicate(Op::kMov), target_predicate(d), p);
   }
 }
 
@@ -407,12 +438,33 @@ void Decoder::set(Modifiers& m) {
   Type result = Type::kNone;
   for (Mod mod : current_->mods())
     if (result == Type::kNone) result = ptx::type_of(mod);
-  if (result != Type::kU32 && result != Type::kS32 && result != Type::kF32)
-    refuse("the result type isn't known here");
-  Type t;
-  uint32_t opposite;
-  const uint32_t r = comparison(m, &t, &opposite, false, result, 3, nullptr);
-  emit(result == Type::kF32 ? set_.set_float : set_.sign_mask, target(op(0), 4), r);
+  uint64_t one = 0;
+  switch (result) {
+    case Type::kU32:
+    case Type::kS32:
+    case Type::kF32:
+      break;
+    case Type::kU16:
+    case Type::kS16:
+      one = 0xffff;
+      break;
+    case Type::kF16:
+      one = 0x3c00;
+      break;
+    case Type::kBf16:
+      one = 0x3f80;
+      break;
+    default:
+      refuse("the result type isn't known here");
+  }
+  const Comparison c = take_comparison(m, result);
+  if (one && !is_half(c.type)) refuse("the result type isn't known here");
+  const uint32_t a = source(op(1), c.type), b = source(op(2), c.type);
+  const uint32_t r = combined(c, compared(c, c.type, a, b));
+  if (one)
+    emit(set_.selp(2), target(op(0), 2), constant(2, one), constant(2, 0), r);
+  else
+    emit(result == Type::kF32 ? set_.set_float : set_.sign_mask, target(op(0), 4), r);
 }
 
 void Decoder::select(Modifiers& m) {
@@ -552,177 +604,6 @@ void Decoder::mov(Modifiers& m) {
   }
   const uint32_t a = source(s, t);
   emit(set_.move(width(t)), target(d, width(t)), a);
-}
-
-// ---------------------------------------------------------------- conversions
-
-void Decoder::cvt(Modifiers& m) {
-  const Mod rounding = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp, Mod::kRna, Mod::kRni,
-                                   Mod::kRzi, Mod::kRmi, Mod::kRpi});
-  const bool relu = m.take(Mod::kRelu);
-  const bool ftz = m.take(Mod::kFtz);
-  const bool sat = m.take(Mod::kSat);
-  const bool satfinite = m.take(Mod::kSatfinite);
-  const Type to = m.take_type(), from = m.take_type();
-  if (to == Type::kF16x2 || to == Type::kBf16x2) {
-    if (ftz || sat) refuse("this conversion isn't known");
-    cvt_packed(m, to, from, rounding, relu, satfinite);
-    return;
-  }
-  count(2, 2);
-  if (relu || satfinite) refuse("this conversion isn't known");
-  const ptx::Operand& d = op(0);
-  const ptx::Operand& s = op(1);
-  auto natural = [](Type t) -> uint32_t {  // of the conversion's rows
-    return ptx::is_float(t) || t == Type::kTf32 ? ptx::bytes_of(t) : ptx::bytes_of(t) == 8 ? 8 : 4;
-  };
-  const bool float_from = ptx::is_float(from), float_to = ptx::is_float(to) || to == Type::kTf32;
-  // The source, in a row of its natural width. Wider registers are read in part.
-  uint32_t a;
-  if (s.kind == OperandKind::kRegister && body_.registers[s.index] != Type::kPred &&
-      s.selector == ptx::Selector::kNone && !s.negated) {
-    const uint32_t have = register_width(s.index);
-    if (have < ptx::bytes_of(from) || (float_from && have != ptx::bytes_of(from)))
-      refuse("a register's size differs from the type's");
-    a = use(s.index);
-    if (!float_from && !float_to && !sat) {
-      // The narrower of the two types decides; then the result is widened by its own type.
-      const uint32_t into = d.kind == OperandKind::kRegister ? register_width(d.index) : 4;
-      const uint32_t row = target(d, into);
-      if (into < ptx::bytes_of(to)) refuse("the result doesn't fit the register");
-      if (rounding != Mod::kUnknown || ftz) refuse("rounding between integers");
-      if (ptx::bytes_of(to) <= ptx::bytes_of(from)) {
-        emit(set_.extend(have, to, into), row, a);
-      } else if (into == ptx::bytes_of(to) ||
-                 ptx::is_signed_integer(from) == ptx::is_signed_integer(to) ||
-                 !ptx::is_signed_integer(from)) {
-        emit(set_.extend(have, from, into), row, a);
-      } else {
-        const uint32_t t = temp(8), t2 = temp(8);
-        emit(set_.extend(have, from, 8), t, a);
-        emit(set_.extend(8, to, 8), t2, t);
-        emit(set_.extend(8, Type::kU64, into), row, t2);
-      }
-      return;
-    }
-    if (!float_from && (have != natural(from) || ptx::bytes_of(from) < have)) {
-      const uint32_t t = temp(natural(from));
-      emit(set_.extend(have, from, natural(from)), t, a);
-      a = t;
-    }
-  } else {
-    const uint32_t w = natural(from);
-    a = source_width(s, w, from);
-    if (!float_from) {
-      const uint32_t t = temp(w);
-      emit(set_.extend(w, from, w), t, a);
-      a = t;
-    }
-  }
-  const uint32_t into = d.kind == OperandKind::kRegister ? register_width(d.index) : natural(to);
-  if (into < ptx::bytes_of(to) || (float_to && into != ptx::bytes_of(to)))
-    refuse("the result register's size differs from the type's");
-  uint32_t r;
-  if (!float_from && !float_to) {  // .sat, or a literal
-    if (rounding != Mod::kUnknown || ftz) refuse("rounding between integers");
-    const uint32_t wide = temp(8);
-    emit(set_.extend(natural(from),
-                     ptx::is_signed_integer(from) && natural(from) == 4 ? Type::kS32
-                     : natural(from) == 4                               ? Type::kU32
-                                                                        : Type::kU64,
-                     8),
-         wide, a);
-    r = wide;
-    if (sat) {
-      r = temp(8);
-      emit(ptx::is_signed_integer(from) ? set_.saturate(to) : set_.saturate_unsigned(to), r, wide);
-    }
-    emit(set_.extend(8, to, into), target(d, into), r);
-    return;
-  }
-  const bool half_from = is_half(from), half_to = is_half(to);
-  // To integers: rounded in the float's own type first, then cut.
-  auto rounded = [&](Type type, uint32_t row) {
-    if (rounding == Mod::kRzi) return row;
-    if (rounding != Mod::kRni && rounding != Mod::kRmi && rounding != Mod::kRpi)
-      refuse("the rounding is missing");
-    const uint32_t t = temp(width(type));
-    emit(set_.convert(type, type, rounding, ftz, false), t, row);
-    return t;
-  };
-  if (half_from && !(to == Type::kF32 || (to == Type::kF64 && from == Type::kF16))) {
-    // By way of f32, which holds every half.
-    const uint32_t t = temp(4);
-    emit(set_.convert(Type::kF32, from, Mod::kUnknown, false, false), t, a);
-    a = t;
-    if (half_to) {
-      const bool integral = rounding == Mod::kRni || rounding == Mod::kRzi ||
-                            rounding == Mod::kRmi || rounding == Mod::kRpi;
-      if (integral || sat) {
-        const uint32_t t2 = temp(4);
-        emit(set_.convert(Type::kF32, Type::kF32, integral ? rounding : Mod::kUnknown, false, sat),
-             t2, a);
-        a = t2;
-      }
-      if (ftz) refuse(".ftz of halves");
-      emit(set_.convert(to, Type::kF32, integral ? Mod::kRn : rounding, false, false), target(d, 2),
-           a);
-      return;
-    }
-    if (!float_to) a = rounded(Type::kF32, a);
-    const Handler h = set_.convert(to, Type::kF32, float_to ? rounding : Mod::kRzi, ftz, sat);
-    if (float_to || natural(to) == into) {
-      emit(h, target(d, into), a);
-    } else {
-      const uint32_t t3 = temp(natural(to));
-      emit(h, t3, a);
-      emit(set_.extend(natural(to), to, into), target(d, into), t3);
-    }
-    return;
-  }
-  if (half_to && !float_from) {  // integers are exact in f64 or overflow the half anyway
-    const uint32_t t = temp(8);
-    emit(set_.convert(Type::kF64, from, Mod::kRn, false, false), t, a);
-    if (sat) emit(set_.convert(Type::kF64, Type::kF64, Mod::kUnknown, false, true), t, t);
-    emit(set_.convert(to, Type::kF64, rounding, ftz, false), target(d, 2), t);
-    return;
-  }
-  if (half_to && sat) {
-    if (from != Type::kF32) refuse("this conversion isn't known");
-    const uint32_t t = temp(4);
-    emit(set_.convert(Type::kF32, Type::kF32, Mod::kUnknown, ftz, true), t, a);
-    emit(set_.convert(to, Type::kF32, rounding, false, false), target(d, 2), t);
-    return;
-  }
-  if (!float_from && sat) {
-    const uint32_t t = temp(width(to));
-    emit(set_.convert(to, from, rounding, ftz, false), t, a);
-    emit(set_.convert(to, to, Mod::kUnknown, false, true), target(d, into), t);
-    return;
-  }
-  if (!float_to) a = rounded(from, a);
-  const Handler h = set_.convert(to, from, float_to ? rounding : Mod::kRzi, ftz, sat);
-  if (float_to || (natural(to) == into && ptx::bytes_of(to) >= 4)) {
-    emit(h, target(d, into), a);
-    return;
-  }
-  r = temp(natural(to));
-  emit(h, r, a);
-  emit(set_.extend(natural(to), to, into), target(d, into), r);
-}
-
-// cvt.rn.f16x2.f32 d, a, b: a becomes the upper half.
-void Decoder::cvt_packed(Modifiers&, Type to, Type from, Mod rounding, bool relu, bool satfinite) {
-  count(3, 3);
-  if (from != Type::kF32 || relu || satfinite) refuse("this conversion isn't known");
-  const Type half = to == Type::kF16x2 ? Type::kF16 : Type::kBf16;
-  const uint32_t a = source(op(1), from), b = source(op(2), from);
-  const uint32_t hi = temp(2), lo = temp(2);
-  emit(set_.convert(half, from, rounding, false, false), hi, a);
-  emit(set_.convert(half, from, rounding, false, false), lo, b);
-  const uint32_t d = target(op(0), 4);
-  emit(set_.pack(2, 4, 0), d, lo);
-  emit(set_.pack(2, 4, 1), d, hi);
 }
 
 }  // namespace gpupool::simgpu::exec

@@ -206,6 +206,15 @@ void Decoder::cp_async(Modifiers& m) {
       l.inner = set_.load(from.access, Type::kB32, 4, false, false);
       l.guard = p;
       l.immediate = from.offset + 4 * k;
+      if (!size_row) continue;
+      // Of a word that the source ends in, the bytes before its end.
+      const uint32_t left = temp(4), bits = temp(4), mask = temp(4);
+      emit(set_.integer(Op::kSub, Type::kU32, Mod::kUnknown, false), left, size_row,
+           constant(4, 4 * k));
+      emit(set_.integer(Op::kShl, Type::kB32, Mod::kUnknown, false), bits, left, constant(4, 3));
+      emit(set_.bits(Op::kBmsk, Type::kB32, Mod::kClamp, Mod::kUnknown, Type::kNone), mask, zero,
+           bits);
+      emit(set_.integer(Op::kAnd, Type::kB32, Mod::kUnknown, false), rows[k], rows[k], mask);
     }
   }
   Instruction& s = words == 1

@@ -50,6 +50,14 @@ class Decoder {
     int64_t offset = 0;
   };
 
+  struct Comparison {
+    ptx::Mod compare = ptx::Mod::kUnknown;
+    ptx::Op boolean = ptx::Op::kMov;  // kMov: not combined
+    uint32_t third = 0;               // the predicate it is combined with
+    ptx::Type type = ptx::Type::kNone;
+    bool ftz = false;
+  };
+
   [[noreturn]] void refuse(const std::string& what) const;
 
   // ---- rows (rows.cc) ----
@@ -99,16 +107,17 @@ class Decoder {
   void three_words(Modifiers& m);  // shf prmt lop3 dp4a dp2a sad mul24 mad24 fns
   void setp(Modifiers& m);
   void set(Modifiers& m);
-  uint32_t comparison(Modifiers& m, ptx::Type* type, uint32_t* complement, bool want_complement,
-                      ptx::Type result_type, size_t boolean_operand, bool* packed);
+  Comparison take_comparison(Modifiers& m, ptx::Type result);
+  uint32_t compared(const Comparison& c, ptx::Type type, uint32_t a, uint32_t b);
+  uint32_t combined(const Comparison& c, uint32_t row);
   void select(Modifiers& m);
   void testp(Modifiers& m);
   void copysign(Modifiers& m);
   void mov(Modifiers& m);
   void move_parts(const ptx::Operand& d, const ptx::Operand& s, ptx::Type type);
   void cvt(Modifiers& m);
-  void cvt_packed(Modifiers& m, ptx::Type to, ptx::Type from, ptx::Mod rounding, bool relu,
-                  bool satfinite);
+  void cvt_packed(ptx::Type to, ptx::Type from, ptx::Mod rounding, bool relu, bool satfinite);
+  uint32_t limited(uint32_t row, ptx::Type type, bool relu, bool satfinite);
   void cvta(Modifiers& m);
   void isspacep(Modifiers& m);
   void load(Modifiers& m);

@@ -265,6 +265,24 @@ template <class H, Round kRound>
 struct FromDouble {
   uint16_t operator()(double a) const { return H::template narrow<kRound>(to_float_odd(a)); }
 };
+// 64-bit integers don't fit a double: 53 bits, the last of which tells of those dropped, are
+// rounded as the whole integer would be.
+template <class H, Round kRound, class From>
+uint16_t narrow_integer(From a) {
+  const bool negative = a < 0;
+  const uint64_t u = negative ? 0 - uint64_t(a) : uint64_t(a);
+  const double d =
+      u >> 53 ? double(int64_t(u >> 11 | uint64_t((u & 0x7ff) != 0))) * 2048.0 : double(int64_t(u));
+  return H::template narrow<kRound>(to_float_odd(negative ? -d : d));
+}
+template <class H, Round kRound>
+struct FromSigned {
+  uint16_t operator()(int64_t a) const { return narrow_integer<H, kRound>(a); }
+};
+template <class H, Round kRound>
+struct FromUnsigned {
+  uint16_t operator()(uint64_t a) const { return narrow_integer<H, kRound>(a); }
+};
 template <class H>
 struct Widen {
   float operator()(uint16_t a) const { return canonical(H::widen(a)); }
@@ -294,6 +312,11 @@ struct Tf32 {  // nearest, ties away
     if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fffffff;
     if ((u & 0x7fffffffu) == 0x7f800000u) return u;
     return (u + 0x1000u) & 0xffffe000u;
+  }
+};
+struct Tf32Zero {
+  uint32_t operator()(uint32_t u) const {
+    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffffff : u & 0xffffe000u;
   }
 };
 struct Tf32Nearest {
@@ -377,12 +400,17 @@ Handler convert_handler(Type to, Type from, Mod rounding, bool ftz, bool sat) {
     if (ftz || sat || !rounding_of(rounding, &round)) return nullptr;  // the decoder clamps after
     if (to == Type::kF32) return from_integer<float>(from, round);
     if (to == Type::kF64) return from_integer<double>(from, round);
+    if (to == Type::kBf16 && from == Type::kS64)
+      return narrow<Bfloat, int64_t, FromSigned>(rounding);
+    if (to == Type::kBf16 && from == Type::kU64)
+      return narrow<Bfloat, uint64_t, FromUnsigned>(rounding);
     return nullptr;
   }
   if (to == Type::kTf32 && from == Type::kF32) {
     if (ftz || sat) return nullptr;
     if (rounding == Mod::kRna) return unary<uint32_t, uint32_t, Tf32>;
     if (rounding == Mod::kRn) return unary<uint32_t, uint32_t, Tf32Nearest>;
+    if (rounding == Mod::kRz) return unary<uint32_t, uint32_t, Tf32Zero>;
     return nullptr;
   }
   if (from == Type::kF32 && to == Type::kF32) {

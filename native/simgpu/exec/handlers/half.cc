@@ -5,7 +5,7 @@ namespace gpupool::simgpu::exec::GPUPOOL_ISA {
 namespace {
 
 // Flags in Instruction::immediate.
-constexpr uint32_t kFlagFtz = 1, kFlagSat = 2, kFlagNan = 4;
+constexpr uint32_t kFlagFtz = 1, kFlagSat = 2, kFlagNan = 4, kFlagXorsign = 8, kFlagRelu = 16;
 
 template <class H, Op kOp>
 inline uint16_t compute(uint32_t flags, uint16_t a, uint16_t b, uint16_t c) {
@@ -17,15 +17,25 @@ inline uint16_t compute(uint32_t flags, uint16_t a, uint16_t b, uint16_t c) {
   if constexpr (kOp == Op::kAbs) return a & 0x7fff;
   b = flush16(b);
   c = flush16(c);
+  const uint16_t sign = (a ^ b) & 0x8000;
+  constexpr bool kExtreme = kOp == Op::kMin || kOp == Op::kMax;
+  if (kExtreme && (flags & kFlagXorsign)) {
+    a &= 0x7fff;
+    b &= 0x7fff;
+  }
   const float fa = H::widen(a), fb = H::widen(b);
   uint16_t r;
-  if constexpr (kOp == Op::kMin || kOp == Op::kMax) {
+  if constexpr (kExtreme) {
     const bool na = fa != fa, nb = fb != fb;
     if ((na && nb) || ((flags & kFlagNan) && (na || nb))) return 0x7fff;
-    if (na) return b;
-    if (nb) return a;
-    if (fa == fb) return kOp == Op::kMax ? a & b : a | b;
-    r = (kOp == Op::kMax) == (fa > fb) ? a : b;
+    if (na || nb)
+      r = na ? b : a;
+    else if (fa == fb)
+      r = kOp == Op::kMax ? a & b : a | b;
+    else
+      r = (kOp == Op::kMax) == (fa > fb) ? a : b;
+    if (flags & kFlagXorsign) r = uint16_t((r & 0x7fff) | sign);
+    return r;
   } else {
     double v;
     if constexpr (kOp == Op::kAdd) v = add_odd(fa, fb);
@@ -42,6 +52,7 @@ inline uint16_t compute(uint32_t flags, uint16_t a, uint16_t b, uint16_t c) {
     if (!(f > 0)) return 0;
     if (f > 1) return H::kOne;
   }
+  if ((flags & kFlagRelu) && (r & 0x8000)) return 0;
   return r;
 }
 
@@ -106,7 +117,7 @@ Handler pick(Op op, bool two) {
 Handler half_handler(Op op, Type type, FloatMode mode) {
   const bool extreme = op == Op::kMin || op == Op::kMax;
   const bool computes = op == Op::kAdd || op == Op::kSub || op == Op::kMul || op == Op::kFma;
-  if (mode.round != Round::kNearest || mode.xorsign || (mode.nan && !extreme) ||
+  if (mode.round != Round::kNearest || ((mode.nan || mode.xorsign) && !extreme) ||
       (mode.sat && !computes))
     return nullptr;
   switch (type) {

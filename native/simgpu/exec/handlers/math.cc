@@ -9,6 +9,18 @@ template <class T, bool kFtz>
 struct Div {
   T operator()(T a, T b) const { return out<kFtz, false>(in<kFtz>(a) / in<kFtz>(b)); }
 };
+// a * (1/b), where the reciprocal of a divisor above 2^126 is a zero: then the quotient is one too,
+// or NaN of an infinity.
+template <bool kFtz>
+struct DivApprox {
+  float operator()(float a, float b) const {
+    const float x = in<kFtz>(a), y = in<kFtz>(b);
+    const uint32_t u = bits_as<uint32_t>(y), magnitude = u & 0x7fffffffu;
+    const bool huge = magnitude > 0x7e800000u && magnitude < 0x7f800000u;
+    const float by_zero = x * bits_as<float>(u & 0x80000000u);
+    return out<kFtz, false>(huge ? by_zero : x / y);
+  }
+};
 template <class T, bool kFtz>
 struct Rcp {
   T operator()(T a) const { return out<kFtz, false>(T(1) / in<kFtz>(a)); }
@@ -181,7 +193,7 @@ template <bool kFtz>
 Handler approximate(Op op) {
   switch (op) {
     case Op::kDiv:
-      return binary<float, float, float, Div<float, kFtz>>;
+      return binary<float, float, float, DivApprox<kFtz>>;
     case Op::kRcp:
       return unary<float, float, Rcp<float, kFtz>>;
     case Op::kSqrt:
