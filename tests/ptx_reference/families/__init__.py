@@ -1,0 +1,1 @@
+"""The instructions by kind: each module lists its cases."""
