@@ -106,6 +106,7 @@ void forget(Context* context) {
 }
 
 CUresult initialized() {
+  if (thread_state().in_host_function) return CUDA_ERROR_NOT_PERMITTED;
   return Process::get().check() == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 

@@ -36,6 +36,17 @@ CUresult check_device(Context* context, uint64_t address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
+// Page-locked memory is read and written when the stream gets there, other memory at the call.
+bool page_locked(uint64_t host, uint64_t bytes) {
+  const auto range = Process::get().ranges.find(host);
+  return range && !range->on_device() && bytes <= range->bytes - (host - range->base);
+}
+
+// What the stream does to memory of the program before a copy that reads it at the call.
+CUresult settle_host_memory(CUstream stream, uint64_t host, uint64_t bytes) {
+  return host_memory_changes(host, bytes) ? cuStreamSynchronize(stream) : CUDA_SUCCESS;
+}
+
 CUresult to_device(CUdeviceptr device, const void* host, size_t bytes, CUstream stream,
                    bool synchronous) {
   ENTER();
@@ -50,6 +61,12 @@ CUresult to_device(CUdeviceptr device, const void* host, size_t bytes, CUstream 
   rows.host = reinterpret_cast<uint64_t>(host);
   rows.device = device;
   rows.width = bytes;
+  if (host_memory_in_use() && page_locked(rows.host, bytes)) {
+    if (!synchronous && host_memory_changes(rows.host, bytes)) {
+      return copy_to_device_later(context, rows, on_wire);
+    }
+    if (const CUresult e = settle_host_memory(stream, rows.host, bytes)) return e;
+  }
   return copy_to_device(context, rows, on_wire, synchronous);
 }
 
@@ -67,6 +84,9 @@ CUresult from_device(void* host, CUdeviceptr device, size_t bytes, CUstream stre
   rows.host = reinterpret_cast<uint64_t>(host);
   rows.device = device;
   rows.width = bytes;
+  if (!synchronous && page_locked(rows.host, bytes)) {
+    return copy_from_device_later(context, rows, on_wire);
+  }
   return copy_from_device(context, rows, on_wire);
 }
 
@@ -220,11 +240,16 @@ CUresult copy_2d(const CUDA_MEMCPY2D* asked, CUstream stream, bool synchronous) 
     return e;
   }
   STREAM(stream);
+  if (from.type == CU_MEMORYTYPE_HOST && host_memory_in_use()) {
+    if (const CUresult e =
+            settle_host_memory(stream, from.address, span(from.pitch, width, height))) {
+      return e;
+    }
+  }
   return copy_plane(context, to, from, width, height, on_wire, synchronous);
 }
 
-CUresult copy_3d(const CUDA_MEMCPY3D* asked, CUstream stream, bool synchronous) {
-  ENTER();
+CUresult copy_3d(Context* context, const CUDA_MEMCPY3D* asked, CUstream stream, bool synchronous) {
   REQUIRE(asked != nullptr);
   CUDA_MEMCPY3D resolved = *asked;
   if (const CUresult e = graphs::resolve_arrays(&resolved)) return e;
@@ -247,6 +272,9 @@ CUresult copy_3d(const CUDA_MEMCPY3D* asked, CUstream stream, bool synchronous) 
   if (synchronous) GPUPOOL_CAPTURE_CHECK(check_synchronous());
   GPUPOOL_CAPTURE(capture_copy(stream, *asked, &capture_result));
   STREAM(stream);
+  if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE && host_memory_in_use()) {
+    if (const CUresult e = cuStreamSynchronize(stream)) return e;
+  }
   for (uint64_t z = 0; z < depth; z++) {
     Side to, from;
     const uint64_t from_offset =
@@ -265,6 +293,88 @@ CUresult copy_3d(const CUDA_MEMCPY3D* asked, CUstream stream, bool synchronous) 
       return e;
   }
   return CUDA_SUCCESS;
+}
+
+CUresult copy_3d(const CUDA_MEMCPY3D* copy, CUstream stream, bool synchronous) {
+  ENTER();
+  return copy_3d(context, copy, stream, synchronous);
+}
+
+// One side of a copy between contexts: the context's device has to have the memory.
+CUresult peer_side(CUmemorytype type, CUcontext handle, CUdeviceptr address, Context** owner) {
+  *owner = nullptr;
+  if (type == CU_MEMORYTYPE_HOST) return CUDA_SUCCESS;
+  if (type == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
+  Context* context = find_context(handle);
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  Context* has = nullptr;
+  if (!Process::get().ranges.device_range(address, 1, &has)) {
+    return type == CU_MEMORYTYPE_UNIFIED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
+  REQUIRE(has->device == context->device);
+  *owner = context;
+  return check_context(context);
+}
+
+CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER* peer, CUstream stream, bool synchronous) {
+  ENTER();
+  REQUIRE(peer != nullptr);
+  Context *from, *to;
+  if (const CUresult e =
+          peer_side(peer->srcMemoryType, peer->srcContext, peer->srcDevice, &from)) {
+    return e;
+  }
+  if (const CUresult e = peer_side(peer->dstMemoryType, peer->dstContext, peer->dstDevice, &to)) {
+    return e;
+  }
+  CUDA_MEMCPY3D copy{};
+  copy.srcXInBytes = peer->srcXInBytes;
+  copy.srcY = peer->srcY;
+  copy.srcZ = peer->srcZ;
+  copy.srcLOD = peer->srcLOD;
+  copy.srcMemoryType = peer->srcMemoryType;
+  copy.srcHost = peer->srcHost;
+  copy.srcDevice = peer->srcDevice;
+  copy.srcPitch = peer->srcPitch;
+  copy.srcHeight = peer->srcHeight;
+  copy.dstXInBytes = peer->dstXInBytes;
+  copy.dstY = peer->dstY;
+  copy.dstZ = peer->dstZ;
+  copy.dstLOD = peer->dstLOD;
+  copy.dstMemoryType = peer->dstMemoryType;
+  copy.dstHost = peer->dstHost;
+  copy.dstDevice = peer->dstDevice;
+  copy.dstPitch = peer->dstPitch;
+  copy.dstHeight = peer->dstHeight;
+  copy.WidthInBytes = peer->WidthInBytes;
+  copy.Height = peer->Height;
+  copy.Depth = peer->Depth;
+  Context* owner = from != nullptr ? from : to;
+  if (owner == nullptr || owner->device == context->device) owner = context;
+  const bool here = owner == context;
+  if (from == nullptr || to == nullptr || from->device == to->device) {
+    return copy_3d(owner, &copy, here ? stream : nullptr, synchronous);
+  }
+  // Between devices: through this process's memory, behind what was submitted before on either.
+  const uint64_t bytes = copy.WidthInBytes * copy.Height * copy.Depth;
+  REQUIRE(copy.WidthInBytes < kMaxExtent && copy.Height < (1ull << 22) &&
+          copy.Depth < (1ull << 22) && bytes < kMaxExtent);
+  if (bytes == 0) return CUDA_SUCCESS;
+  std::vector<uint8_t> packed(bytes);
+  CUDA_MEMCPY3D half = copy;
+  half.dstMemoryType = CU_MEMORYTYPE_HOST;
+  half.dstHost = packed.data();
+  half.dstXInBytes = half.dstY = half.dstZ = 0;
+  half.dstPitch = copy.WidthInBytes;
+  half.dstHeight = copy.Height;
+  if (const CUresult e = copy_3d(from, &half, nullptr, true)) return e;
+  half = copy;
+  half.srcMemoryType = CU_MEMORYTYPE_HOST;
+  half.srcHost = packed.data();
+  half.srcXInBytes = half.srcY = half.srcZ = 0;
+  half.srcPitch = copy.WidthInBytes;
+  half.srcHeight = copy.Height;
+  return copy_3d(to, &half, nullptr, true);
 }
 
 }  // namespace
@@ -314,6 +424,12 @@ CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* copy) { return copy_2d(copy, nullptr
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* copy) { return copy_2d(copy, nullptr, true); }
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* copy, CUstream stream) {
   return copy_2d(copy, stream, false);
+}
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) {
+  return copy_3d_peer(copy, nullptr, true);
+}
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* copy, CUstream stream) {
+  return copy_3d_peer(copy, stream, false);
 }
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* copy) { return copy_3d(copy, nullptr, true); }
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* copy, CUstream stream) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "api/cuda_abi.h"
+#include "client/copies.h"
 #include "client/log.h"
 #include "client/pools.h"
 #include "client/state.h"
@@ -139,9 +140,18 @@ CUresult cuMemAllocHost_v2(void** out, size_t bytes) {
   return allocate_host(context, out, bytes, 0);
 }
 
+// Memory of the program that copies or functions of it may still use: CUDA waits as well.
+static void wait_for_uses(uint64_t address) {
+  if (!host_memory_in_use()) return;
+  const auto range = Process::get().ranges.find(address);
+  if (!range || range->on_device() || check_context(range->context) != CUDA_SUCCESS) return;
+  cuCtxSynchronize_v2(reinterpret_cast<CUcontext>(range->context->handle));
+}
+
 CUresult cuMemFreeHost(void* pointer) {
   ENTER();
   GPUPOOL_CAPTURE_CHECK(check_unsafe());
+  wait_for_uses(reinterpret_cast<uint64_t>(pointer));
   const auto range =
       Process::get().ranges.remove(reinterpret_cast<uint64_t>(pointer), Range::Type::kPinnedHost);
   REQUIRE(range.has_value());
@@ -187,6 +197,7 @@ CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int flags) {
 CUresult cuMemHostUnregister(void* pointer) {
   ENTER();
   REQUIRE(pointer != nullptr);
+  wait_for_uses(reinterpret_cast<uint64_t>(pointer));
   return Process::get().ranges.remove(reinterpret_cast<uint64_t>(pointer),
                                       Range::Type::kRegisteredHost)
              ? CUDA_SUCCESS

@@ -26,6 +26,7 @@ namespace {
 
 constexpr long kFlushDelayNs = 30'000;        // age of a batch's first command before it is sent
 constexpr long kMaxFlushDelayNs = 1'000'000;  // the same where batches were always sent by others
+constexpr long kBackgroundNs = 200'000;  // at most between two looks for answers to nobody
 constexpr long kIdleNs = 20'000'000;  // without traffic: the flusher sleeps until it is woken
 
 }  // namespace
@@ -96,9 +97,16 @@ bool Channel::send_batch(const Part* bulk, int bulk_count) {
   if (lost()) return false;
   uint64_t bulk_bytes = 0;
   for (int i = 0; i < bulk_count; i++) bulk_bytes += bulk[i].bytes;
-  const uint64_t total =
-      writer_.sent() + wire::FrameWriter::frame_bytes(bytes, bulk_count, bulk_bytes);
-  if (total > credit_.load(std::memory_order_relaxed) && !wait_for_credit(total)) return false;
+  const uint64_t own = wire::FrameWriter::frame_bytes(bytes, bulk_count, bulk_bytes);
+  std::unique_lock writing(write_lock_);
+  for (;;) {
+    const uint64_t total =
+        writer_.sent() + own + reserve_.load(std::memory_order_relaxed);
+    if (total <= credit_.load(std::memory_order_relaxed)) break;
+    writing.unlock();  // answers go first
+    if (!wait_for_credit(total)) return false;
+    writing.lock();
+  }
   record_frame(batch_.get(), bytes, bulk, bulk_count);
   if (!writer_.send(FrameKind::kCommands, batch_.get(), bytes, bulk, bulk_count,
                     taken_sequence_.load(std::memory_order_relaxed), wire::kUnlimitedCredit,
@@ -106,6 +114,34 @@ bool Channel::send_batch(const Part* bulk, int bulk_count) {
     return lose("the worker or the broker has ended");
   }
   return true;
+}
+
+void Channel::answer_call(uint32_t context, uint32_t number, const void* data, uint64_t bytes) {
+  struct {
+    wire::CommandHeader header;
+    uint64_t number;
+  } frame;
+  frame.header = {sizeof frame,      static_cast<uint16_t>(wire::Operation::kHostFunctionDone),
+                  0,                 static_cast<uint8_t>(bytes != 0 ? 1 : 0),
+                  thread_index(),    context};
+  frame.number = number;
+  const Part part{const_cast<void*>(data), bytes};
+  const int parts = bytes != 0 ? 1 : 0;
+  const uint64_t own = wire::FrameWriter::frame_bytes(sizeof frame, parts, bytes);
+  std::unique_lock writing(write_lock_);
+  for (;;) {
+    if (lost()) return;
+    const uint64_t total = writer_.sent() + own;
+    if (total <= credit_.load(std::memory_order_relaxed)) break;
+    writing.unlock();
+    if (!wait_for_credit(total)) return;
+    writing.lock();
+  }
+  if (!writer_.send(FrameKind::kCommands, &frame, sizeof frame, &part, parts,
+                    taken_sequence_.load(std::memory_order_relaxed), wire::kUnlimitedCredit,
+                    [this] { return wait_for_room(); })) {
+    lose("the worker or the broker has ended");
+  }
 }
 
 bool Channel::wait_for_credit(uint64_t total) {
@@ -159,8 +195,16 @@ void Channel::flusher_loop() {
   long delay_ns = kFlushDelayNs, idle_ns = 0;
   while (!lost()) {
     const uint32_t signal = flusher_signal_.load(std::memory_order_acquire);
-    const timespec delay{0, delay_ns};
+    const bool background = in_background_.load(std::memory_order_relaxed) != 0;
+    const timespec delay{0, background ? std::min(delay_ns, kBackgroundNs) : delay_ns};
     nanosleep(&delay, nullptr);
+    if (background) {
+      idle_ns = 0;
+      if (become_reader()) {
+        read_frames(nullptr);
+        stop_reading();
+      }
+    }
     if (!lock_.try_lock()) {
       idle_ns = 0;
       continue;
@@ -207,7 +251,7 @@ void Channel::stop_reading() {
   {
     std::lock_guard guard(reply_lock_);
     reading_ = false;
-    if (calls_ == nullptr) return;
+    if (calls_ == nullptr && event_waiters_ == 0) return;
   }
   replies_.notify_all();
 }
@@ -225,7 +269,7 @@ CUresult Channel::wait(PendingCall* call) {
     read_frames(&call->done);
     guard.lock();
     reading_ = false;
-    if (calls_ != nullptr) replies_.notify_all();
+    if (calls_ != nullptr || event_waiters_ != 0) replies_.notify_all();
   }
   for (PendingCall** at = &calls_; *at != nullptr; at = &(*at)->next) {
     if (*at == call) {
@@ -241,6 +285,25 @@ CUresult Channel::wait(PendingCall* call) {
     }
   }
   return call->done.load() ? call->status : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+bool Channel::wait_for_event(const std::atomic<bool>& until) {
+  std::unique_lock guard(reply_lock_);
+  event_waiters_++;
+  while (!until.load(std::memory_order_acquire) && !lost()) {
+    if (reading_) {
+      replies_.wait_for(guard, std::chrono::milliseconds(100));
+      continue;
+    }
+    reading_ = true;
+    guard.unlock();
+    read_frames(&until);
+    guard.lock();
+    reading_ = false;
+    if (calls_ != nullptr) replies_.notify_all();
+  }
+  event_waiters_--;
+  return !lost();
 }
 
 FrameReader::Result Channel::next_frame() {
@@ -348,6 +411,7 @@ bool Channel::take_replies() {
     }
     if ((header.flags & wire::kMoreFollows) == 0) {
       call->status = static_cast<CUresult>(header.status);
+      const auto landed = call->landed;
       {
         // From here on the call belongs to its thread.
         std::lock_guard guard(reply_lock_);
@@ -357,9 +421,14 @@ bool Channel::take_replies() {
             break;
           }
         }
-        call->done.store(true, std::memory_order_release);
+        if (landed == nullptr) call->done.store(true, std::memory_order_release);
       }
-      replies_.notify_all();
+      if (landed != nullptr) {
+        landed(call);
+        in_background_.fetch_sub(1, std::memory_order_relaxed);
+      } else {
+        replies_.notify_all();
+      }
     }
     at += header.bytes;
     left -= header.bytes;
@@ -396,6 +465,16 @@ bool Channel::take_events() {
         const std::string_view text = decoder.bytes();
         if (!decoder.ok()) return false;
         events_.error_output(text.data(), text.size());
+        break;
+      }
+      case wire::EventKind::kHostCallback: {
+        const auto call = decoder.get<wire::HostFunctionCall>();
+        if (!decoder.ok()) return false;
+        events_.host_function_called(header.context, call);
+        {
+          std::lock_guard guard(reply_lock_);
+        }
+        replies_.notify_all();
         break;
       }
       default:

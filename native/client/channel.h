@@ -37,6 +37,9 @@ struct PendingCall {
   uint64_t number = 0;
   PendingCall* next = nullptr;
 
+  // For a call that nobody waits for: takes it over when it is done, and ends its life.
+  void (*landed)(PendingCall* call) = nullptr;
+
   wire::Decoder decoder() const { return wire::Decoder(body.data(), body.size()); }
 };
 
@@ -47,6 +50,7 @@ class ChannelEvents {
   virtual void sticky_error(uint32_t context, CUresult error) = 0;
   virtual void refused_command(uint32_t context, CUresult error, uint16_t operation) = 0;
   virtual void printf_output(const char* text, size_t bytes) = 0;
+  virtual void host_function_called(uint32_t context, const wire::HostFunctionCall& call) = 0;
   virtual void error_output(const char* text, size_t bytes) = 0;
 };
 
@@ -115,6 +119,27 @@ class Channel {
     lock_.unlock();
   }
 
+  // Sends a command whose answer nobody waits for: `pending->landed` gets it. Until then the answer
+  // is read in the background, if nobody else reads.
+  template <typename Fill>
+  void post_call(uint16_t operation, uint32_t context, size_t body_bytes, Fill&& fill,
+                 PendingCall* pending) {
+    in_background_.fetch_add(1, std::memory_order_relaxed);
+    register_call(pending);
+    Post post(*this, operation, context, body_bytes, wire::kWantsReply, 0, pending->number);
+    wire::Encoder encoder = post.encoder();
+    fill(encoder);
+  }
+
+  // For the thread that calls the program's functions. Waits, and reads if nobody else does, until
+  // `until` is set, which an event does. False: the connection is lost.
+  bool wait_for_event(const std::atomic<bool>& until);
+  // Answers a call of one of the program's functions, ahead of everything that has not been sent:
+  // the worker may take nothing else before it has this.
+  void answer_call(uint32_t context, uint32_t number, const void* data, uint64_t bytes);
+  // From now on other commands leave some credit for such answers.
+  void keep_credit_for_answers() { reserve_.store(kAnswerReserve, std::memory_order_relaxed); }
+
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
   void flush();
   // Whether threads that wait for an answer sleep at once (CU_CTX_SCHED_BLOCKING_SYNC).
@@ -150,8 +175,14 @@ class Channel {
   ChannelEvents& events_;
   std::atomic<bool> lost_{false};
 
-  std::mutex lock_;  // batch_, writer_: the order of the session
+  // A quarter of the least first credit, of which the worker tells at least half.
+  static constexpr uint64_t kAnswerReserve = 2 * 1024 * 1024;
+
+  std::mutex lock_;  // batch_: the order of the session
+  std::mutex write_lock_;  // writer_; taken after lock_
   wire::FrameWriter writer_;
+  std::atomic<uint64_t> reserve_{0};
+  std::atomic<uint64_t> in_background_{0};
   std::unique_ptr<uint8_t[]> batch_;
   size_t batch_bytes_ = 0;
   uint64_t flushes_ = 0;
@@ -159,10 +190,11 @@ class Channel {
   bool flusher_started_ = false;
   std::atomic<uint32_t> flusher_signal_{0};
 
-  std::mutex reply_lock_;  // calls_, reading_
+  std::mutex reply_lock_;  // calls_, reading_, event_waiters_
   std::condition_variable replies_;
   PendingCall* calls_ = nullptr;
   bool reading_ = false;
+  int event_waiters_ = 0;
   uint64_t next_call_ = 1;
   std::atomic<uint64_t> credit_;
 

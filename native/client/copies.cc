@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include <algorithm>
+#include <mutex>
+#include <unordered_set>
 #include <vector>
 
 namespace gpupool::client {
@@ -46,7 +48,90 @@ void send_to_device(Context* context, uint64_t device, uint64_t pitch, uint64_t 
       [&](wire::Encoder& encoder) { encoder.put(body); }, parts, count);
 }
 
+// A copy into the program's memory that nobody waits for.
+struct LaterCopy : PendingCall {
+  Context* context = nullptr;
+  uint64_t host = 0, bytes = 0;
+};
+
+// Those that are outstanding.
+struct LaterCopies {
+  std::mutex lock;
+  std::unordered_set<const LaterCopy*> all;
+  std::atomic<size_t> count{0};
+};
+LaterCopies& later_copies() {
+  static auto* const instance = new LaterCopies;
+  return *instance;
+}
+
+void copy_landed(PendingCall* call) {
+  auto* copy = static_cast<LaterCopy*>(call);
+  CUresult result = copy->status;
+  if (result == CUDA_SUCCESS && copy->bulk_bytes != copy->bytes) result = CUDA_ERROR_UNKNOWN;
+  if (is_sticky(result)) {
+    settle(copy->context, result);
+  } else if (result != CUDA_SUCCESS) {
+    int none = 0;
+    copy->context->refused.compare_exchange_strong(none, result);
+  }
+  {
+    std::lock_guard guard(later_copies().lock);
+    later_copies().all.erase(copy);
+    later_copies().count.store(later_copies().all.size(), std::memory_order_release);
+  }
+  delete copy;
+}
+
 }  // namespace
+
+CUresult copy_from_device_later(Context* context, const HostRows& rows, wire::Handle stream) {
+  auto* copy = new LaterCopy;
+  copy->context = context;
+  copy->host = rows.host;
+  copy->bytes = rows.width;
+  copy->bulk_to = reinterpret_cast<uint8_t*>(rows.host);
+  copy->bulk_room = rows.width;
+  copy->landed = copy_landed;
+  {
+    std::lock_guard guard(later_copies().lock);
+    later_copies().all.insert(copy);
+    later_copies().count.store(later_copies().all.size(), std::memory_order_release);
+  }
+  const wire::CopyFromDevice body{rows.device, rows.width, 0, rows.width, stream, 0};
+  channel_of(context).post_call(
+      op(Operation::kMemcpyDtoHAsyncV2), context->wire_id(), sizeof body,
+      [&](wire::Encoder& encoder) { encoder.put(body); }, copy);
+  return CUDA_SUCCESS;
+}
+
+CUresult copy_to_device_later(Context* context, const HostRows& rows, wire::Handle stream) {
+  for (uint64_t done = 0; done < rows.width;) {
+    const uint64_t piece = std::min<uint64_t>(rows.width - done, wire::kMaxBulkSegment);
+    const uint32_t number = context->device->host_calls.add_source(
+        context, reinterpret_cast<const void*>(rows.host + done), piece);
+    Channel::Post post(channel_of(context), op(Operation::kPulledCopy), context->wire_id(),
+                       sizeof(wire::CopyToDevice));
+    post.encoder().put(wire::CopyToDevice{rows.device + done, piece, 0, piece, stream, 0, number});
+    done += piece;
+  }
+  return CUDA_SUCCESS;
+}
+
+bool host_memory_changes(uint64_t host, uint64_t bytes) {
+  if (HostCalls::any_outstanding()) return true;
+  LaterCopies& copies = later_copies();
+  if (copies.count.load(std::memory_order_acquire) == 0) return false;
+  std::lock_guard guard(copies.lock);
+  return std::any_of(copies.all.begin(), copies.all.end(), [&](const LaterCopy* copy) {
+    return copy->host < host + bytes && host < copy->host + copy->bytes;
+  });
+}
+
+bool host_memory_in_use() {
+  return HostCalls::any_outstanding() ||
+         later_copies().count.load(std::memory_order_acquire) != 0;
+}
 
 CUresult copy_to_device(Context* context, const HostRows& rows, wire::Handle stream,
                         bool synchronous) {

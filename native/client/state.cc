@@ -320,14 +320,18 @@ CUresult enter(Context** context) {
     return static_cast<int>(state) == -1 ? CUDA_ERROR_NOT_INITIALIZED : state;
   }
   *context = current_context();
-  if (*context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (*context == nullptr) {
+    return thread_state().in_host_function ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_CONTEXT;
+  }
   return check_context(*context);
 }
 
 CUresult settle(Context* context, CUresult result) {
   if (is_sticky(result)) {
     int none = 0;
-    context->sticky.compare_exchange_strong(none, result);
+    if (context->sticky.compare_exchange_strong(none, result)) {
+      context->device->host_calls.context_failed(context);
+    }
     return result;
   }
   const int sticky = context->sticky.load(std::memory_order_relaxed);
@@ -350,7 +354,7 @@ void for_contexts(Device* device, uint32_t wire_id, F&& f) {
 void Device::sticky_error(uint32_t context, CUresult error) {
   for_contexts(this, context, [&](Context* it) {
     int none = 0;
-    it->sticky.compare_exchange_strong(none, error);
+    if (it->sticky.compare_exchange_strong(none, error)) host_calls.context_failed(it);
   });
 }
 
@@ -361,6 +365,10 @@ void Device::refused_command(uint32_t context, CUresult error, uint16_t operatio
     int none = 0;
     it->refused.compare_exchange_strong(none, error);
   });
+}
+
+void Device::host_function_called(uint32_t context, const wire::HostFunctionCall& call) {
+  host_calls.called(context, call);
 }
 
 void Device::printf_output(const char* text, size_t bytes) {

@@ -13,6 +13,7 @@
 #include "api/cuda_abi.h"
 #include "client/channel.h"
 #include "client/handles.h"
+#include "client/host_calls.h"
 #include "client/memory.h"
 #include "wire/control.h"
 
@@ -76,12 +77,16 @@ struct Device final : ChannelEvents {
   void sticky_error(uint32_t context, CUresult error) override;
   void refused_command(uint32_t context, CUresult error, uint16_t operation) override;
   void printf_output(const char* text, size_t bytes) override;
+  void host_function_called(uint32_t context, const wire::HostFunctionCall& call) override;
+
+  HostCalls host_calls{*this};
   void error_output(const char* text, size_t bytes) override;
 };
 
 // Per-thread state; freed by the thread's end, never by a destructor of the library.
 struct ThreadState {
   uint32_t index = 0;
+  bool in_host_function = false;  // CUDA may not be called
   std::vector<Context*> stack;
   std::map<uint64_t, Stream*> per_thread_streams;  // by handle of the context
 };

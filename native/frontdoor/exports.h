@@ -22,7 +22,8 @@ extern const char* const kStubNames[];
 
 enum class Lookup { kFound, kUnknownName, kVersionTooOld, kNotDefined };
 
-// The newest ABI of `base` that is not newer than `version` (for instance 12040).
+// The newest ABI of `base` that is not newer than `version` (for instance 12040). For kNotDefined
+// `found` is a stub, which says CUDA_ERROR_NOT_SUPPORTED.
 Lookup find_export(const char* base, int version, bool per_thread, Function* found);
 
 // What a stub does: says once what was called, and returns CUDA_ERROR_NOT_SUPPORTED.

@@ -28,6 +28,16 @@ void note_runtime(const void* return_address) {
   }
 }
 
+bool is_runtime(const void* return_address) {
+  const void* module = module_of(return_address);
+  for (auto& place : g_modules) {
+    const void* known = place.load();
+    if (known == nullptr) return false;
+    if (known == module) return true;
+  }
+  return false;
+}
+
 CUresult result_for_caller(CUresult result, const void* return_address) {
   if (result != kInvalidConfiguration) return result;
   const void* module = module_of(return_address);

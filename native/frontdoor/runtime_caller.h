@@ -16,6 +16,9 @@ constexpr CUresult kInvalidConfiguration = static_cast<CUresult>(9);
 // it.
 void note_runtime(const void* return_address);
 
+// True if such a module calls.
+bool is_runtime(const void* return_address);
+
 // `result`, with kInvalidConfiguration turned into what this caller expects.
 CUresult result_for_caller(CUresult result, const void* return_address);
 

@@ -90,7 +90,7 @@ enum class EventKind : uint16_t {
   kStickyError = 1,   // body: i32 CUresult, u32 0, u64 last sequence taken in; context: whose
   kPrintf = 2,        // body: u64 length, then bytes for the client's standard output
   kAsyncError = 3,    // body: i32 CUresult, u16 operation, u16 0: an unanswered command was refused
-  kHostCallback = 4,  // body: u64 callback number; the client answers with an operation
+  kHostCallback = 4,  // body: HostFunctionCall (messages.h); the client answers with an operation
   kStandardError = 5,  // body: as kPrintf's, for the client's standard error
 };
 

@@ -35,6 +35,10 @@ namespace gpupool::wire {
 //   kEventSynchronize    waits: Handle
 //   kEventQuery          waits: Handle
 //   kLaunchKernel        Launch, parameters; every launch
+//   kLaunchHostFunc      HostFunctionLaunch; answered by kHostFunctionDone when it was called
+//   kHostFunctionDone    u64 number, the data of a pulled copy as bulk; in a frame of its own
+//   kPulledCopy          CopyToDevice with flags 0 and the number in `reserved`, at most
+//                        kMaxBulkSegment bytes; called like a function
 //   kOccupancyMaxActiveClusters, kOccupancyMaxPotentialClusterSize
 //                        waits: Launch without parameters -> u64
 //   kLinkCreateV2        Handle, LinkOptions
@@ -151,6 +155,17 @@ struct GraphDefine {
   uint64_t bytes;         // of the nodes that come with this command
   uint32_t count;         // of nodes in all commands of this graph or update
   uint32_t more_follows;  // as in ModuleLoad
+};
+struct HostFunctionLaunch {
+  Handle stream;
+  uint32_t number;       // the client's, for the call
+  uint32_t with_status;  // 1: called after an error too (cuStreamAddCallback)
+};
+struct HostFunctionCall {
+  uint32_t number;
+  int32_t status;    // CUresult of the stream's context
+  uint32_t refused;  // 1: it will not be called, and `status` says why
+  uint32_t reserved;
 };
 
 struct LinkOptions {

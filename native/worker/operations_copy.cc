@@ -52,6 +52,11 @@ Plan plan_of(uint64_t device, uint64_t bytes, uint64_t pitch, uint64_t width) {
   return {device, pitch, width, bytes};
 }
 
+// A stream that waits for the client must not keep the session from reading what others want.
+size_t most_buffers(const SessionState& session) {
+  return session.host_functions().outstanding() ? Staging::kMostBuffers : Staging::kBuffers;
+}
+
 CUresult submit_piece(SessionState& session, Context* context, Stream* stream, const Plan& plan,
                       const Plan::Piece& piece, uint8_t* host, bool to_device) {
   const DriverTable& driver = session.driver();
@@ -100,7 +105,7 @@ bool to_device(SessionState& session, const Command& command) {
   session.make_current(context);
   for (uint64_t done = 0; done < body.bytes;) {
     const Plan::Piece piece = plan.at(done);
-    StagingBuffer* buffer = session.staging().acquire(context->driver);
+    StagingBuffer* buffer = session.staging().acquire(context->driver, most_buffers(session));
     if (buffer == nullptr) return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
     if (is_inline) {
       memcpy(buffer->data, data.data() + done, piece.bytes);
@@ -124,59 +129,81 @@ bool to_device(SessionState& session, const Command& command) {
   return session.answer(command, CUDA_SUCCESS);
 }
 
-// Pieces that were submitted, in order, until they have been sent.
-struct Outgoing {
-  struct Entry {
-    StagingBuffer* buffer;
-    uint64_t bytes;
+// A copy to the device whose source the client reads when the stream gets there.
+bool pulled(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const auto body = decoder.get<wire::CopyToDevice>();
+  if (!decoder.finished() || body.flags != 0 || command.bulk_bytes != 0 ||
+      body.bytes > wire::kMaxBulkSegment) {
+    return session.malformed(command);
+  }
+  const uint32_t number = body.reserved;
+  auto refuse = [&](CUresult result) {
+    session.tell_host_function(command.context, number, result, true);
+    return session.answer(command, result);
   };
-  std::deque<Entry> entries;
-  uint64_t left = 0;  // bytes of the whole copy that were not sent
-  uint32_t context = 0;
-  CUstream stream = nullptr;
-  bool printing = false;  // kernels of the context may have printed
-};
-
-// Waits for the oldest piece and sends it.
-CUresult send_oldest(SessionState& session, uint64_t call, Outgoing& outgoing, bool* gone) {
-  const Outgoing::Entry entry = outgoing.entries.front();
-  outgoing.entries.pop_front();
-  const DriverTable& driver = session.driver();
-  CUresult result = driver.cuEventQuery(entry.buffer->event);
-  if (result == CUDA_ERROR_NOT_READY) result = driver.cuEventSynchronize(entry.buffer->event);
-  if (result == CUDA_SUCCESS) {
-    outgoing.left -= entry.bytes;
-    const carriers::Part part{entry.buffer->data, entry.bytes};
-    *gone = !session.reply(call, CUDA_SUCCESS, nullptr, 0, &part, 1, outgoing.left != 0);
-  }
-  session.staging().release(entry.buffer);
-  return result;
-}
-
-void drop(SessionState& session, Outgoing& outgoing) {
-  while (!outgoing.entries.empty()) {
-    session.driver().cuEventSynchronize(outgoing.entries.front().buffer->event);
-    session.staging().release(outgoing.entries.front().buffer);
-    outgoing.entries.pop_front();
-  }
-}
-
-// Sends all that was submitted. False: the client has gone.
-bool send_all(SessionState& session, uint64_t call, Outgoing& outgoing) {
-  bool gone = false;
-  if (outgoing.printing) {
-    // What was printed goes ahead of the last reply; the driver hands it out when it is waited for.
-    const CUresult result = session.driver().cuStreamSynchronize(outgoing.stream);
-    session.before_reply(outgoing.context, result, true);
-  }
-  while (!outgoing.entries.empty()) {
-    const CUresult result = send_oldest(session, call, outgoing, &gone);
-    if (result != CUDA_SUCCESS || gone) {
-      drop(session, outgoing);
-      return !gone && session.reply(call, result, nullptr, 0);
+  Context* context = session.context(command);
+  if (context == nullptr) return refuse(CUDA_ERROR_INVALID_CONTEXT);
+  Stream* stream = session.stream(context, body.stream);
+  if (stream == nullptr) return refuse(CUDA_ERROR_INVALID_HANDLE);
+  const Plan plan = plan_of(body.destination, body.bytes, body.pitch, body.width);
+  const auto launch = session.driver().cuLaunchHostFunc;
+  if (launch == nullptr) return refuse(CUDA_ERROR_NOT_SUPPORTED);
+  if (!plan.valid(session)) return refuse(CUDA_ERROR_INVALID_VALUE);
+  session.make_current(context);
+  std::vector<std::pair<StagingBuffer*, Plan::Piece>> pieces;
+  std::vector<HostFunctions::Place> places;
+  for (uint64_t done = 0; done < body.bytes; done += pieces.back().second.bytes) {
+    StagingBuffer* buffer = session.staging().acquire(context->driver, most_buffers(session));
+    if (buffer == nullptr) {
+      for (const auto& [taken, piece] : pieces) session.staging().release(taken);
+      return refuse(CUDA_ERROR_OUT_OF_MEMORY);
     }
+    pieces.emplace_back(buffer, plan.at(done));
+    places.push_back({buffer->data, pieces.back().second.bytes});
   }
-  return true;
+  HostFunctions::Call* call =
+      session.host_functions().add(number, context->id, context->driver, std::move(places));
+  CUresult result = call == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
+                                    : session.submit(context, stream, [&] {
+                                        return launch(stream->driver, HostFunctions::enter, call);
+                                      });
+  if (result != CUDA_SUCCESS) {
+    if (call != nullptr) session.host_functions().remove(call);
+    for (const auto& [buffer, piece] : pieces) session.staging().release(buffer);
+    return refuse(result);
+  }
+  for (const auto& [buffer, piece] : pieces) {
+    if (result == CUDA_SUCCESS) {
+      result = submit_piece(session, context, stream, plan, piece, buffer->data, true);
+    }
+    session.staging().release_after(buffer, stream->driver);
+  }
+  session.bytes_in.fetch_add(body.bytes, std::memory_order_relaxed);
+  return session.answer(command, result);
+}
+
+// Waits until no more than `most` pieces are on their way. Sends them, if nobody else does.
+void wait_for_pieces(SessionState& session, Outgoing& copy, size_t most) {
+  for (;;) {
+    CUevent event;
+    {
+      std::lock_guard guard(copy.lock);
+      if (!copy.entries.empty()) copy.entries.front().held = false;
+      send_finished(session, copy);
+      if (copy.entries.size() <= most) return;
+      copy.entries.front().held = true;
+      event = copy.entries.front().buffer->event;
+    }
+    session.driver().cuEventSynchronize(event);
+  }
+}
+
+// All pieces of a copy are sent, or an error is told. False: the client has gone.
+bool finish(SessionState& session, Outgoing& copy) {
+  wait_for_pieces(session, copy, 0);
+  session.outgoing().remove(&copy);
+  return !copy.gone;
 }
 
 bool from_device(SessionState& session, const Command& command) {
@@ -191,22 +218,21 @@ bool from_device(SessionState& session, const Command& command) {
   if (!plan.valid(session)) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
   session.make_current(context);
   const uint64_t pieces = (body.bytes + Staging::kBytes - 1) / Staging::kBytes;
-  const bool small = pieces <= kPiecesHandedOver && plan.pitch == 0;
+  const bool small = session.host_functions().outstanding()
+                         ? pieces <= Staging::kMostBuffers / 2
+                         : pieces <= kPiecesHandedOver && plan.pitch == 0;
 
   auto outgoing = std::make_shared<Outgoing>();
+  outgoing->call = command.call;
   outgoing->left = body.bytes;
-  for (uint64_t done = 0; done < body.bytes;) {
+  outgoing->context = command.context;
+  outgoing->printing = context->printing;
+  session.outgoing().add(outgoing);
+  for (uint64_t done = 0; done < body.bytes && !outgoing->over;) {
     // A long copy stays with the reader, so that what comes after it in the stream stays behind it.
-    if (!small && outgoing->entries.size() >= kPiecesAhead) {
-      bool gone = false;
-      const CUresult result = send_oldest(session, command.call, *outgoing, &gone);
-      if (result != CUDA_SUCCESS || gone) {
-        drop(session, *outgoing);
-        return !gone && session.answer(command, result);
-      }
-    }
+    if (!small) wait_for_pieces(session, *outgoing, kPiecesAhead - 1);
     const Plan::Piece piece = plan.at(done);
-    StagingBuffer* buffer = session.staging().acquire(context->driver);
+    StagingBuffer* buffer = session.staging().acquire(context->driver, most_buffers(session));
     CUresult result = buffer == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
                                         : submit_piece(session, context, stream, plan, piece,
                                                        buffer->data, false);
@@ -216,33 +242,34 @@ bool from_device(SessionState& session, const Command& command) {
         session.driver().cuStreamSynchronize(stream->driver);
         session.staging().release(buffer);
       }
-      drop(session, *outgoing);
-      return session.answer(command, result);
+      std::unique_lock guard(outgoing->lock);
+      const bool told = outgoing->over;
+      outgoing->over = true;
+      guard.unlock();
+      if (!finish(session, *outgoing)) return false;
+      return told || session.answer(command, result);
     }
+    std::lock_guard guard(outgoing->lock);
     outgoing->entries.push_back({buffer, piece.bytes});
     done += piece.bytes;
   }
   session.bytes_out.fetch_add(body.bytes, std::memory_order_relaxed);
-  outgoing->stream = stream->driver;
-  outgoing->printing = context->printing;
-  outgoing->context = command.context;
-  if (!small) return send_all(session, command.call, *outgoing);
+  if (!small) return finish(session, *outgoing);
 
   const int64_t end = monotonic_us() + kPollUs;
-  CUresult ready;
   do {
-    ready = session.driver().cuEventQuery(outgoing->entries.front().buffer->event);
-  } while (ready == CUDA_ERROR_NOT_READY && monotonic_us() < end);
-  if (ready == CUDA_ERROR_NOT_READY) {
-    const uint64_t call = command.call;
-    const CUcontext driver_context = context->driver;
-    auto task = [&session, call, driver_context, outgoing] {
-      session.enter_on_this_thread(driver_context);
-      send_all(session, call, *outgoing);
-    };
-    if (session.waiters().run(task)) return true;
-  }
-  return send_all(session, command.call, *outgoing);
+    std::lock_guard guard(outgoing->lock);
+    send_finished(session, *outgoing);
+    if (!outgoing->entries.empty()) continue;
+    session.outgoing().remove(outgoing.get());
+    return !outgoing->gone;
+  } while (monotonic_us() < end);
+  const CUcontext driver_context = context->driver;
+  auto task = [&session, driver_context, outgoing] {
+    session.enter_on_this_thread(driver_context);
+    finish(session, *outgoing);
+  };
+  return session.waiters().run(task) || finish(session, *outgoing);
 }
 
 bool on_device(SessionState& session, const Command& command) {
@@ -279,10 +306,40 @@ bool on_device(SessionState& session, const Command& command) {
 
 }  // namespace
 
+void send_finished(SessionState& session, Outgoing& copy) {
+  for (Outgoing::Entry& entry : copy.entries) {
+    if (entry.sent) continue;
+    const CUresult result = session.driver().cuEventQuery(entry.buffer->event);
+    if (result == CUDA_ERROR_NOT_READY) break;
+    entry.sent = true;
+    if (copy.over) continue;
+    if (copy.printing && (result != CUDA_SUCCESS || copy.left == entry.bytes)) {
+      // What was printed goes ahead of the last reply; the driver hands it out when it is waited for.
+      session.driver().cuEventSynchronize(entry.buffer->event);
+      session.before_reply(copy.context, result, true);
+    }
+    if (result == CUDA_SUCCESS) {
+      copy.left -= entry.bytes;
+      const carriers::Part part{entry.buffer->data, entry.bytes};
+      copy.gone =
+          !session.reply(copy.call, CUDA_SUCCESS, nullptr, 0, &part, 1, copy.left != 0);
+    } else {
+      copy.gone = !session.reply(copy.call, result, nullptr, 0);
+    }
+    copy.over = copy.gone || result != CUDA_SUCCESS;
+  }
+  while (!copy.entries.empty() && copy.entries.front().sent && !copy.entries.front().held) {
+    session.staging().release(copy.entries.front().buffer);
+    copy.entries.pop_front();
+  }
+}
+
 bool execute_copy(SessionState& session, const Command& command) {
   switch (static_cast<Operation>(command.operation)) {
     case Operation::kMemcpyHtoDAsyncV2:
       return to_device(session, command);
+    case Operation::kPulledCopy:
+      return pulled(session, command);
     case Operation::kMemcpyDtoHAsyncV2:
       return from_device(session, command);
     default:

@@ -126,8 +126,9 @@ bool execute_stream(SessionState& session, const Command& command) {
     if (stream == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
     const CUstream it = stream->driver;
     if (operation == Operation::kStreamQuery) {
-      return session.answer(command,
-                            session.query(context, [&] { return driver.cuStreamQuery(it); }));
+      const CUresult result = session.query(context, [&] { return driver.cuStreamQuery(it); });
+      session.send_finished_copies();
+      return session.answer(command, result);
     }
     return poll_or_wait(
         session, command, context, [&driver, it] { return driver.cuStreamQuery(it); },
@@ -137,7 +138,9 @@ bool execute_stream(SessionState& session, const Command& command) {
   if (event == nullptr) return session.answer(command, CUDA_ERROR_INVALID_HANDLE);
   const CUevent it = event->driver;
   if (operation == Operation::kEventQuery) {
-    return session.answer(command, session.query(context, [&] { return driver.cuEventQuery(it); }));
+    const CUresult result = session.query(context, [&] { return driver.cuEventQuery(it); });
+    session.send_finished_copies();
+    return session.answer(command, result);
   }
   return poll_or_wait(
       session, command, context, [&driver, it] { return driver.cuEventQuery(it); },

@@ -13,8 +13,11 @@
 
 namespace gpupool::worker {
 
+namespace {
+constexpr uint64_t kAnswerCredit = 512 * 1024;
+}
+
 using carriers::Part;
-using carriers::Status;
 using wire::FrameKind;
 using wire::FrameReader;
 using wire::Operation;
@@ -43,16 +46,23 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
       assignment_(assignment),
       driver_(driver),
       account_(account, assignment.usage),
-      reader_(*carrier_, assignment.epoch),
       writer_(*carrier_, assignment.epoch),
-      credit_(assignment.initial_credit),
+      base_credit_(assignment.initial_credit),
       told_(assignment.initial_credit),
       memory_(driver.table(), account_),
       virtual_memory_(driver.table(), account_, memory_),
-      staging_(driver.table()) {}
+      staging_(driver.table()),
+      host_functions_([this](uint32_t context, CUcontext driver_context, uint32_t number,
+                             CUresult status) {
+        enter_on_this_thread(driver_context);
+        send_finished_copies();
+        tell_host_function(context, number, status, false);
+      }),
+      reader_(*carrier_, assignment.epoch, *this) {}
 
 SessionState::~SessionState() {
   carrier_->shutdown();  // waiter threads that send come back
+  host_functions_.close();
   waiters_.stop();
   std::vector<Context*> open;
   contexts.for_each([&](wire::Handle, Context& context) { open.push_back(&context); });
@@ -95,14 +105,22 @@ SessionOutcome SessionState::serve() {
         break;
     }
     free_ready(false);
-    if (!pending_frees_.empty()) carrier_->wait(carriers::kReadable, 2000);
+    if (!pending_frees_.empty()) reader_.wait(2000);
   }
 }
 
+namespace {
+// Work that goes on when the client has answered: while it is outstanding somebody has to read.
+bool makes_the_device_wait(uint16_t operation) {
+  return operation == static_cast<uint16_t>(Operation::kLaunchHostFunc) ||
+         operation == static_cast<uint16_t>(Operation::kPulledCopy);
+}
+}  // namespace
+
 bool SessionState::take_frame() {
-  const wire::FrameHeader& header = reader_.header();
+  const wire::FrameHeader header = reader_.header();
   const auto kind = static_cast<FrameKind>(header.kind);
-  if (reader_.received() + reader_.bulk_left() > credit_.load(std::memory_order_relaxed)) {
+  if (reader_.received() + reader_.bulk_left() > base_credit_.load(std::memory_order_relaxed)) {
     return refuse("more was sent than was granted");
   }
   if (header.acknowledged > writer_.sequence()) return refuse("a wrong acknowledgement");
@@ -126,6 +144,7 @@ bool SessionState::take_frame() {
     if (segment + head.bulk_count > header.bulk_count) {
       return refuse("a command claims more bulk segments than there are");
     }
+    if (makes_the_device_wait(head.operation) && !reader_.delegate(&at)) return false;
     Command command;
     command.operation = head.operation;
     command.flags = head.flags;
@@ -184,6 +203,7 @@ bool SessionState::execute(const Command& command) {
     case Operation::kMemGetInfoV2:
       return execute_memory(*this, command);
     case Operation::kMemcpyHtoDAsyncV2:
+    case Operation::kPulledCopy:
     case Operation::kMemcpyDtoHAsyncV2:
     case Operation::kMemcpy2DAsyncV2:
       return execute_copy(*this, command);
@@ -209,6 +229,9 @@ bool SessionState::execute(const Command& command) {
     case Operation::kLinkComplete:
     case Operation::kLinkDestroy:
       return execute_link(*this, command);
+    case Operation::kLaunchHostFunc:
+    case Operation::kHostFunctionDone:
+      return execute_host_function(*this, command);
     case Operation::kMemAddressReserve:
     case Operation::kMemAddressFree:
     case Operation::kMemCreate:
@@ -228,16 +251,7 @@ bool SessionState::execute(const Command& command) {
   }
 }
 
-bool SessionState::read_bulk(void* to, uint64_t bytes) {
-  auto* at = static_cast<uint8_t*>(to);
-  while (bytes > 0) {
-    const carriers::Moved moved = reader_.read_bulk(at, bytes, true);
-    if (moved.status != Status::kOk) return false;
-    at += moved.bytes;
-    bytes -= moved.bytes;
-  }
-  return true;
-}
+bool SessionState::read_bulk(void* to, uint64_t bytes) { return reader_.read_bulk(to, bytes); }
 
 bool SessionState::skip_bulk(uint64_t bytes) {
   std::vector<uint8_t> nowhere(std::min<uint64_t>(bytes, 65536));
@@ -254,10 +268,10 @@ bool SessionState::skip_bulk(uint64_t bytes) {
 bool SessionState::send(FrameKind kind, const void* body, uint32_t bytes, const Part* bulk,
                         int bulk_count) {
   // The client reads whenever it waits for room, so this ends; the reader need not read meanwhile.
-  const uint64_t credit = credit_.load(std::memory_order_relaxed);
-  told_.store(credit, std::memory_order_relaxed);
+  const uint64_t granted = credit();
+  told_.store(granted, std::memory_order_relaxed);
   return writer_.send(kind, body, bytes, bulk, bulk_count, taken_.load(std::memory_order_relaxed),
-                      credit, [this] {
+                      granted, [this] {
                         carrier_->wait(carriers::kWritable, -1);
                         return true;
                       });
@@ -265,11 +279,50 @@ bool SessionState::send(FrameKind kind, const void* body, uint32_t bytes, const 
 
 void SessionState::grant_credit() {
   // Told with every frame; by one of its own only if half of it is used up without any.
-  const uint64_t target = reader_.received() + assignment_.initial_credit;
-  credit_.store(target, std::memory_order_relaxed);
+  base_credit_.store(reader_.received() + assignment_.initial_credit, std::memory_order_relaxed);
+  const uint64_t target = credit();
   if (target - told_.load(std::memory_order_relaxed) < assignment_.initial_credit / 2) return;
   std::lock_guard guard(send_lock_);
   send(FrameKind::kCredit, nullptr, 0, nullptr, 0);
+}
+
+void SessionState::took_ahead(uint64_t bytes) {
+  ahead_.fetch_add(bytes, std::memory_order_relaxed);
+  // The client keeps some of its credit for answers: told before that is used up.
+  if (credit() - told_.load(std::memory_order_relaxed) < kAnswerCredit) return;
+  std::lock_guard guard(send_lock_);
+  send(FrameKind::kCredit, nullptr, 0, nullptr, 0);
+}
+
+// A frame that is nothing but one answer is dealt with at once.
+bool SessionState::take_ahead(const wire::FrameHeader& header, const uint8_t* body,
+                              const std::vector<uint8_t>& bulk, std::string* why) {
+  wire::CommandHeader head;
+  if (static_cast<FrameKind>(header.kind) != FrameKind::kCommands ||
+      header.body_bytes != sizeof head + 8) {
+    return false;
+  }
+  memcpy(&head, body, sizeof head);
+  if (head.operation != static_cast<uint16_t>(Operation::kHostFunctionDone) ||
+      head.bytes != header.body_bytes || head.flags != 0 || head.bulk_count != header.bulk_count) {
+    return false;
+  }
+  uint64_t number;
+  memcpy(&number, body + sizeof head, 8);
+  return host_functions_.answer(static_cast<uint32_t>(number), bulk.data(), bulk.size(), why);
+}
+
+void SessionState::tell_host_function(uint32_t context, uint32_t number, CUresult status,
+                                      bool refused) {
+  const wire::HostFunctionCall body{number, status, refused ? 1u : 0u, 0};
+  send_event(wire::EventKind::kHostCallback, context, &body, sizeof body);
+}
+
+void SessionState::send_finished_copies() {
+  outgoing_.for_each([this](Outgoing& copy) {
+    std::lock_guard guard(copy.lock);
+    send_finished(*this, copy);
+  });
 }
 
 bool SessionState::reply(uint64_t call, CUresult result, const void* body, size_t body_bytes,
@@ -482,6 +535,7 @@ void SessionState::destroy_context(Context* context) {
   graph_execs.for_each([&](wire::Handle handle, GraphExec& exec) {
     if (exec.context == context->id) drop_graph_exec(*this, handle, broken);
   });
+  host_functions_.drop_context(context->id);
   links.for_each([&](wire::Handle handle, Link& link) {
     if (link.context != context->id) return;
     if (link.driver != nullptr) table.cuLinkDestroy(link.driver);

@@ -16,7 +16,10 @@
 #include "wire/messages.h"
 #include "worker/books.h"
 #include "worker/driver_table.h"
+#include "worker/frames.h"
+#include "worker/host_functions.h"
 #include "worker/memory.h"
+#include "worker/outgoing.h"
 #include "worker/output_capture.h"
 #include "worker/session.h"
 #include "worker/staging.h"
@@ -114,11 +117,11 @@ struct Command {
   bool wants_reply() const { return (flags & wire::kWantsReply) != 0; }
 };
 
-class SessionState {
+class SessionState final : private Frames::Deputy {
  public:
   SessionState(std::unique_ptr<carriers::Carrier> carrier, const Assignment& assignment,
                Driver& driver, MemoryAccount& account);
-  ~SessionState();
+  ~SessionState() override;
 
   SessionOutcome run();
   void stop() { carrier_->shutdown(); }
@@ -130,6 +133,9 @@ class SessionState {
   VirtualMemory& virtual_memory() { return virtual_memory_; }
   Waiters& waiters() { return waiters_; }
   Staging& staging() { return staging_; }
+  HostFunctions& host_functions() { return host_functions_; }
+  const HostFunctions& host_functions() const { return host_functions_; }
+  OutgoingCopies& outgoing() { return outgoing_; }
   const Assignment& assignment() const { return assignment_; }
   Books& account() { return account_; }
 
@@ -181,6 +187,13 @@ class SessionState {
   // What the driver wrote, as events for the client.
   void send_text(wire::EventKind kind, uint32_t context_id, const std::string& text);
 
+  // Copies from the device that are done are sent before whatever tells the client so. A context
+  // is current.
+  void send_finished_copies();
+  // Tells the client that one of its functions is to be called, or (`status` of a refusal) never
+  // will be.
+  void tell_host_function(uint32_t context, uint32_t number, CUresult status, bool refused);
+
   // Reads bulk bytes of the current frame, waiting for them. False: the client has gone.
   bool read_bulk(void* to, uint64_t bytes);
   bool skip_bulk(uint64_t bytes);
@@ -225,13 +238,23 @@ class SessionState {
   void send_event(wire::EventKind kind, uint32_t context, const void* body, size_t bytes);
   void grant_credit();
   bool keep_books();
+  uint64_t credit() const {
+    return base_credit_.load(std::memory_order_relaxed) + ahead_.load(std::memory_order_relaxed);
+  }
+
+  // Of the deputy that reads while functions of the client are outstanding:
+  bool needed() override { return host_functions_.outstanding(); }
+  uint64_t granted() override { return credit(); }
+  bool take_ahead(const wire::FrameHeader& header, const uint8_t* body,
+                  const std::vector<uint8_t>& bulk, std::string* why) override;
+  void took_ahead(uint64_t bytes) override;
+  void closed() override { host_functions_.close(); }
 
   const std::unique_ptr<carriers::Carrier> carrier_;
   const Assignment assignment_;
   Driver& driver_;
   Books account_;
 
-  wire::FrameReader reader_;
   uint64_t looked_at_bytes_ = 0, looked_at_commands_ = 0;  // when the books were last compared
   int64_t looked_host_us_ = 0, looked_device_us_ = 0;
   Context* current_ = nullptr;
@@ -241,8 +264,9 @@ class SessionState {
   std::mutex send_lock_;  // writer_; taken by waiter threads too
   wire::FrameWriter writer_;
   std::atomic<uint64_t> taken_{0};   // last frame that was executed completely
-  std::atomic<uint64_t> credit_{0};  // what the client may have sent
-  std::atomic<uint64_t> told_{0};    // what it knows of that
+  std::atomic<uint64_t> base_credit_{0};  // what the client may have sent, but for
+  std::atomic<uint64_t> ahead_{0};        // what the deputy has dealt with
+  std::atomic<uint64_t> told_{0};         // what the client knows of both
 
   std::map<uint32_t, Context*> contexts_by_id_;
   Memory memory_;
@@ -252,7 +276,10 @@ class SessionState {
   Staging staging_;
   OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait};
   OutputCapture reports_{STDERR_FILENO, OutputCapture::Kind::kTee};
+  OutgoingCopies outgoing_;
+  HostFunctions host_functions_;
   Waiters waiters_;
+  Frames reader_;  // its deputy uses most of the above
 };
 
 // The hand-written operations (operations_*.cc): each answers, and says whether the session goes
@@ -268,6 +295,9 @@ bool execute_virtual_memory(SessionState& session, const Command& command);
 bool execute_graph(SessionState& session, const Command& command);
 // `broken`: the driver takes no calls for its context any more.
 void drop_graph_exec(SessionState& session, wire::Handle handle, bool broken);
+bool execute_host_function(SessionState& session, const Command& command);
+// With the copy's lock held: sends the pieces that the device is done with.
+void send_finished(SessionState& session, Outgoing& copy);
 void drop_module(SessionState& session, wire::Handle handle, bool unload);
 
 bool is_sticky(CUresult error);

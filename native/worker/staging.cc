@@ -7,7 +7,21 @@
 
 namespace gpupool::worker {
 
-StagingBuffer* Staging::acquire(CUcontext context) {
+void Staging::drop_spare(size_t most) {
+  while (all_.size() > most && !free_.empty()) {
+    StagingBuffer* buffer = free_.back();
+    free_.pop_back();
+    if (buffer->event != nullptr) driver_.cuEventDestroy_v2(buffer->event);
+    if (buffer->owner == nullptr) {
+      munmap(buffer->data, kBytes);
+    } else if (driver_.cuMemFreeHost != nullptr) {
+      driver_.cuMemFreeHost(buffer->data);
+    }
+    std::erase_if(all_, [buffer](const auto& it) { return it.get() == buffer; });
+  }
+}
+
+StagingBuffer* Staging::acquire(CUcontext context, size_t most) {
   std::unique_lock guard(lock_);
   StagingBuffer* buffer = nullptr;
   for (;;) {
@@ -19,12 +33,13 @@ StagingBuffer* Staging::acquire(CUcontext context) {
       done++;
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<long>(done));
+    if (all_.size() > most) drop_spare(most);
     if (!free_.empty()) {
       buffer = free_.back();  // the one whose memory is most likely in the cache
       free_.pop_back();
       break;
     }
-    if (all_.size() < kBuffers) {
+    if (all_.size() < most) {
       auto fresh = std::make_unique<StagingBuffer>();
       void* data = nullptr;
       if (driver_.cuMemHostAlloc == nullptr ||

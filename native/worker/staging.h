@@ -24,6 +24,7 @@ class Staging {
  public:
   static constexpr uint64_t kBytes = 256 * 1024;  // of one buffer: it stays in a core's cache
   static constexpr size_t kBuffers = 64;          // at most, 16 MiB
+  static constexpr size_t kMostBuffers = 512;     // while functions of the client hold streams up
 
   explicit Staging(const DriverTable& driver) : driver_(driver) {}
   ~Staging();
@@ -31,8 +32,8 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   // A buffer that nobody uses, with an event of this context, which is current. Waits for the
-  // device if all are in use. Null: there is no memory.
-  StagingBuffer* acquire(CUcontext context);
+  // device if `most` are in use. Null: there is no memory.
+  StagingBuffer* acquire(CUcontext context, size_t most = kBuffers);
   // Marks it as in use by what was submitted to the stream so far, and gives it back.
   CUresult release_after(StagingBuffer* buffer, CUstream stream);
   CUresult record(StagingBuffer* buffer, CUstream stream);
@@ -43,6 +44,8 @@ class Staging {
   void forget_context(CUcontext context, bool broken);
 
  private:
+  void drop_spare(size_t most);  // with lock_ held
+
   const DriverTable& driver_;
   std::mutex lock_;
   std::condition_variable returned_;

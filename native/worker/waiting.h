@@ -33,6 +33,7 @@ bool poll_or_wait(SessionState& session, const Command& command, Context* contex
   if (result != CUDA_ERROR_NOT_READY) {
     // The driver hands out printf's output, and errors, in its waiting calls.
     if (printing || result != CUDA_SUCCESS) result = wait();
+    session.send_finished_copies();
     session.before_reply(command.context, result, printing);
     return session.answer(command, result);
   }
@@ -42,11 +43,13 @@ bool poll_or_wait(SessionState& session, const Command& command, Context* contex
   auto task = [&session, call, id, driver_context, printing, wait] {
     session.enter_on_this_thread(driver_context);
     const CUresult waited = wait();
+    session.send_finished_copies();
     session.before_reply(id, waited, printing);
     session.reply(call, waited, nullptr, 0);
   };
   if (session.waiters().run(task)) return true;
   result = wait();
+  session.send_finished_copies();
   session.before_reply(id, result, printing);
   return session.answer(command, result);
 }

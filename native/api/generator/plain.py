@@ -76,6 +76,8 @@ WORKER_CALLS = [
     "cuLaunchKernel",
     "cuLaunchKernelEx",
     "cuLaunchCooperativeKernel",
+    "cuLaunchHostFunc",
+    "cuStreamAddCallback",
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
     "cuOccupancyMaxActiveClusters",
     "cuOccupancyMaxPotentialClusterSize",
