@@ -320,8 +320,7 @@ CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER* peer, CUstream stream, bool sync
   ENTER();
   REQUIRE(peer != nullptr);
   Context *from, *to;
-  if (const CUresult e =
-          peer_side(peer->srcMemoryType, peer->srcContext, peer->srcDevice, &from)) {
+  if (const CUresult e = peer_side(peer->srcMemoryType, peer->srcContext, peer->srcDevice, &from)) {
     return e;
   }
   if (const CUresult e = peer_side(peer->dstMemoryType, peer->dstContext, peer->dstDevice, &to)) {

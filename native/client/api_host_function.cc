@@ -2,6 +2,7 @@
 #define GPUPOOL_CUDA_ABI_EXACT 1
 #include "api/cuda_abi.h"
 #include "client/state.h"
+#include "graphs/capture.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -24,10 +25,11 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
   Context* context;
   if (const CUresult e = enter(&context)) return e;
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  GPUPOOL_CAPTURE(capture_host(stream, function, data, &capture_result));
   wire::Handle on_wire;
   if (const CUresult e = resolve_stream(context, stream, &on_wire)) return e;
-  return launch(context, on_wire,
-                context->device->host_calls.add_function(context, function, data), false);
+  return launch(context, on_wire, context->device->host_calls.add_function(context, function, data),
+                false);
 }
 
 CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* data,
@@ -35,6 +37,7 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* d
   Context* context;
   if (const CUresult e = enter(&context)) return e;
   if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  GPUPOOL_CAPTURE(refuse_capture(stream, &capture_result));
   wire::Handle on_wire;
   if (const CUresult e = resolve_stream(context, stream, &on_wire)) return e;
   return launch(context, on_wire,

@@ -26,7 +26,7 @@ namespace {
 
 constexpr long kFlushDelayNs = 30'000;        // age of a batch's first command before it is sent
 constexpr long kMaxFlushDelayNs = 1'000'000;  // the same where batches were always sent by others
-constexpr long kBackgroundNs = 200'000;  // at most between two looks for answers to nobody
+constexpr long kBackgroundNs = 200'000;       // at most between two looks for answers to nobody
 constexpr long kIdleNs = 20'000'000;  // without traffic: the flusher sleeps until it is woken
 
 }  // namespace
@@ -100,8 +100,7 @@ bool Channel::send_batch(const Part* bulk, int bulk_count) {
   const uint64_t own = wire::FrameWriter::frame_bytes(bytes, bulk_count, bulk_bytes);
   std::unique_lock writing(write_lock_);
   for (;;) {
-    const uint64_t total =
-        writer_.sent() + own + reserve_.load(std::memory_order_relaxed);
+    const uint64_t total = writer_.sent() + own + reserve_.load(std::memory_order_relaxed);
     if (total <= credit_.load(std::memory_order_relaxed)) break;
     writing.unlock();  // answers go first
     if (!wait_for_credit(total)) return false;
@@ -121,9 +120,12 @@ void Channel::answer_call(uint32_t context, uint32_t number, const void* data, u
     wire::CommandHeader header;
     uint64_t number;
   } frame;
-  frame.header = {sizeof frame,      static_cast<uint16_t>(wire::Operation::kHostFunctionDone),
-                  0,                 static_cast<uint8_t>(bytes != 0 ? 1 : 0),
-                  thread_index(),    context};
+  frame.header = {sizeof frame,
+                  static_cast<uint16_t>(wire::Operation::kHostFunctionDone),
+                  0,
+                  static_cast<uint8_t>(bytes != 0 ? 1 : 0),
+                  thread_index(),
+                  context};
   frame.number = number;
   const Part part{const_cast<void*>(data), bytes};
   const int parts = bytes != 0 ? 1 : 0;

@@ -178,7 +178,7 @@ class Channel {
   // A quarter of the least first credit, of which the worker tells at least half.
   static constexpr uint64_t kAnswerReserve = 2 * 1024 * 1024;
 
-  std::mutex lock_;  // batch_: the order of the session
+  std::mutex lock_;        // batch_: the order of the session
   std::mutex write_lock_;  // writer_; taken after lock_
   wire::FrameWriter writer_;
   std::atomic<uint64_t> reserve_{0};

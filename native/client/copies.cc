@@ -129,8 +129,7 @@ bool host_memory_changes(uint64_t host, uint64_t bytes) {
 }
 
 bool host_memory_in_use() {
-  return HostCalls::any_outstanding() ||
-         later_copies().count.load(std::memory_order_acquire) != 0;
+  return HostCalls::any_outstanding() || later_copies().count.load(std::memory_order_acquire) != 0;
 }
 
 CUresult copy_to_device(Context* context, const HostRows& rows, wire::Handle stream,

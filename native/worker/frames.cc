@@ -125,8 +125,8 @@ bool Frames::read_one() {
   }
   if (item.result == Result::kFrame) {
     std::string why;
-    const uint64_t bytes = wire::FrameWriter::frame_bytes(
-        item.header.body_bytes, item.header.bulk_count, item.bulk.size());
+    const uint64_t bytes = wire::FrameWriter::frame_bytes(item.header.body_bytes,
+                                                          item.header.bulk_count, item.bulk.size());
     if (deputy_.take_ahead(item.header, item.body.data(), item.bulk, &why)) {
       ahead_ += bytes;
       deputy_.took_ahead(bytes);

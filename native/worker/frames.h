@@ -1,7 +1,7 @@
 // Where a session's frames come from. Normally the session's thread reads them itself. While
-// functions of the program are to be called, that thread may have to wait for the device, the device
-// for a function, and the function's end is told by a frame: then a deputy reads ahead, takes the
-// answers that the device waits for out at once, and queues all the rest.
+// functions of the program are to be called, that thread may have to wait for the device, the
+// device for a function, and the function's end is told by a frame: then a deputy reads ahead,
+// takes the answers that the device waits for out at once, and queues all the rest.
 #pragma once
 
 #include <atomic>

@@ -10,8 +10,8 @@ HostFunctions::~HostFunctions() {
   if (teller_.joinable()) teller_.join();
 }
 
-HostFunctions::Call* HostFunctions::add(uint32_t number, uint32_t context,
-                                        CUcontext driver_context, std::vector<Place> places) {
+HostFunctions::Call* HostFunctions::add(uint32_t number, uint32_t context, CUcontext driver_context,
+                                        std::vector<Place> places) {
   std::lock_guard guard(lock_);
   if (calls_.size() >= kMost) return nullptr;
   auto [entry, fresh] = calls_.try_emplace(number);
@@ -68,8 +68,7 @@ void HostFunctions::tell_all() {
   }
 }
 
-bool HostFunctions::answer(uint32_t number, const uint8_t* data, uint64_t bytes,
-                           std::string* why) {
+bool HostFunctions::answer(uint32_t number, const uint8_t* data, uint64_t bytes, std::string* why) {
   {
     std::lock_guard guard(lock_);
     const auto found = calls_.find(number);

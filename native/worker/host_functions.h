@@ -48,11 +48,10 @@ class HostFunctions {
 
   // A call to hand to the driver, with one of the functions below. Null: the number is in use, or
   // too many are outstanding.
-  Call* add(uint32_t number, uint32_t context, CUcontext driver_context,
-            std::vector<Place> places);
+  Call* add(uint32_t number, uint32_t context, CUcontext driver_context, std::vector<Place> places);
   // For a call that the driver has refused.
   void remove(Call* call);
-  static void enter(void* call);  // CUhostFn
+  static void enter(void* call);                                                // CUhostFn
   static void enter_with_status(CUstream stream, CUresult status, void* call);  // CUstreamCallback
 
   // The client's answer; unknown numbers are of calls that were given up. False, with a sentence:

@@ -164,10 +164,10 @@ bool pulled(SessionState& session, const Command& command) {
   }
   HostFunctions::Call* call =
       session.host_functions().add(number, context->id, context->driver, std::move(places));
-  CUresult result = call == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
-                                    : session.submit(context, stream, [&] {
-                                        return launch(stream->driver, HostFunctions::enter, call);
-                                      });
+  CUresult result =
+      call == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : session.submit(context, stream, [&] {
+        return launch(stream->driver, HostFunctions::enter, call);
+      });
   if (result != CUDA_SUCCESS) {
     if (call != nullptr) session.host_functions().remove(call);
     for (const auto& [buffer, piece] : pieces) session.staging().release(buffer);
@@ -313,16 +313,21 @@ void send_finished(SessionState& session, Outgoing& copy) {
     if (result == CUDA_ERROR_NOT_READY) break;
     entry.sent = true;
     if (copy.over) continue;
+    if (copy.left == entry.bytes) {
+      // The client may take this one's end for that of earlier ones that it is ordered with.
+      session.outgoing().for_each_before(
+          &copy, [&session](Outgoing& earlier) { send_finished(session, earlier); });
+    }
     if (copy.printing && (result != CUDA_SUCCESS || copy.left == entry.bytes)) {
-      // What was printed goes ahead of the last reply; the driver hands it out when it is waited for.
+      // What was printed goes ahead of the last reply; the driver hands it out when it is waited
+      // for.
       session.driver().cuEventSynchronize(entry.buffer->event);
       session.before_reply(copy.context, result, true);
     }
     if (result == CUDA_SUCCESS) {
       copy.left -= entry.bytes;
       const carriers::Part part{entry.buffer->data, entry.bytes};
-      copy.gone =
-          !session.reply(copy.call, CUDA_SUCCESS, nullptr, 0, &part, 1, copy.left != 0);
+      copy.gone = !session.reply(copy.call, CUDA_SUCCESS, nullptr, 0, &part, 1, copy.left != 0);
     } else {
       copy.gone = !session.reply(copy.call, result, nullptr, 0);
     }
@@ -332,6 +337,7 @@ void send_finished(SessionState& session, Outgoing& copy) {
     session.staging().release(copy.entries.front().buffer);
     copy.entries.pop_front();
   }
+  if (copy.left == 0 || copy.over) copy.done.store(true, std::memory_order_release);
 }
 
 bool execute_copy(SessionState& session, const Command& command) {

@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "worker/driver_table.h"
 #include "worker/staging.h"
@@ -30,6 +31,7 @@ struct Outgoing {
   uint64_t left = 0;  // bytes of the whole copy that were not sent
   bool over = false;  // an error was told, or the client has gone: what is left is dropped
   bool gone = false;  // the client has
+  std::atomic<bool> done{false};  // nothing is left
 };
 
 class OutgoingCopies {
@@ -44,16 +46,23 @@ class OutgoingCopies {
     copies_.remove_if([copy](const auto& it) { return it.get() == copy; });
     count_.store(copies_.size(), std::memory_order_release);
   }
-  // `f(Outgoing&)` for each, in the order in which they were submitted.
+  // `f(Outgoing&)`, with its lock held, for each that was submitted before `end` (null: for all),
+  // in that order. Whoever calls may hold the lock of `end`.
   template <typename F>
-  void for_each(F&& f) {
-    if (count_.load(std::memory_order_acquire) == 0) return;
-    std::list<std::shared_ptr<Outgoing>> all;
+  void for_each_before(const Outgoing* end, F&& f) {
+    if (count_.load(std::memory_order_acquire) <= (end == nullptr ? 0u : 1u)) return;
+    std::vector<std::shared_ptr<Outgoing>> found;
     {
       std::lock_guard guard(lock_);
-      all = copies_;
+      for (const auto& copy : copies_) {
+        if (copy.get() == end) break;
+        if (!copy->done.load(std::memory_order_acquire)) found.push_back(copy);
+      }
     }
-    for (const auto& copy : all) f(*copy);
+    for (const auto& copy : found) {
+      std::lock_guard guard(copy->lock);
+      f(*copy);
+    }
   }
 
  private:

@@ -52,12 +52,12 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
       memory_(driver.table(), account_),
       virtual_memory_(driver.table(), account_, memory_),
       staging_(driver.table()),
-      host_functions_([this](uint32_t context, CUcontext driver_context, uint32_t number,
-                             CUresult status) {
-        enter_on_this_thread(driver_context);
-        send_finished_copies();
-        tell_host_function(context, number, status, false);
-      }),
+      host_functions_(
+          [this](uint32_t context, CUcontext driver_context, uint32_t number, CUresult status) {
+            enter_on_this_thread(driver_context);
+            send_finished_copies();
+            tell_host_function(context, number, status, false);
+          }),
       reader_(*carrier_, assignment.epoch, *this) {}
 
 SessionState::~SessionState() {
@@ -319,10 +319,7 @@ void SessionState::tell_host_function(uint32_t context, uint32_t number, CUresul
 }
 
 void SessionState::send_finished_copies() {
-  outgoing_.for_each([this](Outgoing& copy) {
-    std::lock_guard guard(copy.lock);
-    send_finished(*this, copy);
-  });
+  outgoing_.for_each_before(nullptr, [this](Outgoing& copy) { send_finished(*this, copy); });
 }
 
 bool SessionState::reply(uint64_t call, CUresult result, const void* body, size_t body_bytes,

@@ -263,7 +263,7 @@ class SessionState final : private Frames::Deputy {
 
   std::mutex send_lock_;  // writer_; taken by waiter threads too
   wire::FrameWriter writer_;
-  std::atomic<uint64_t> taken_{0};   // last frame that was executed completely
+  std::atomic<uint64_t> taken_{0};        // last frame that was executed completely
   std::atomic<uint64_t> base_credit_{0};  // what the client may have sent, but for
   std::atomic<uint64_t> ahead_{0};        // what the deputy has dealt with
   std::atomic<uint64_t> told_{0};         // what the client knows of both

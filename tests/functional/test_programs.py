@@ -10,7 +10,7 @@ import pytest
 from tests.functional.pool import Pool
 from tests.programs.catalog import (
     DRIVER_PROGRAMS,
-    HOST_FUNCTIONS,
+    NOT_SUPPORTED,
     PYCUDA,
     PYTHON_PROGRAMS,
     RUNTIME_PROGRAMS,
@@ -47,15 +47,12 @@ def test_static_cudart_13(shared_pool: Pool, compiler: Compiler, program: Progra
     run_both_ways(shared_pool, program, program.command(compiler, "static13"))
 
 
-def test_host_functions(shared_pool: Pool, compiler: Compiler) -> None:
-    """Right on the simulated GPU itself; through a slice refused at the call."""
-    command = HOST_FUNCTIONS.command(compiler)
-    direct = shared_pool.direct(command)
-    assert HOST_FUNCTIONS.problem(direct.returncode, direct.stdout) is None, direct.stdout
-    remote = shared_pool.run("main", command)
-    assert remote.returncode == 1
-    assert "cudaLaunchHostFunc" in remote.stdout
-    assert "cudaErrorCallRequiresNewerDriver" in remote.stdout
+def test_what_a_slice_does_not_have(shared_pool: Pool, compiler: Compiler) -> None:
+    """Refused at the call as not supported, and not promised by the attributes."""
+    remote = shared_pool.run("main", NOT_SUPPORTED.command(compiler))
+    problem = NOT_SUPPORTED.problem(remote.returncode, remote.stdout)
+    assert problem is None, f"{problem}\n{remote.stderr}"
+    assert "cuMemAllocManaged is not supported" in remote.stderr
 
 
 # The runtimes differ in how they start, load images and launch: some programs show that.

@@ -85,6 +85,7 @@ RUNTIME_PROGRAMS = [
     Program("printf_flush", "cuda", output=PRINTF_IN_ORDER),
     Program("runtime_errors", "cuda"),
     Program("stream_ordered", "cuda"),
+    Program("callbacks", "cuda"),
     Program("graphs", "cuda"),
     Program("arrays", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
@@ -112,6 +113,7 @@ DRIVER_PROGRAMS = [
     Program("link", "driver"),
     Program("vmm", "driver"),
     Program("pools", "driver"),
+    Program("stream_attributes", "driver"),
     Program("capture", "driver"),
     Program("graph_nodes", "driver"),
     Program("fork", "driver"),
@@ -154,8 +156,8 @@ PYTHON_PROGRAMS = [
 # Built from source, some minutes: only where it is installed or the long tests run.
 PYCUDA = Program("pycuda_start", "python", needs=("pycuda",))
 
-# Needs what the client library does not offer: runs on the driver itself only.
-HOST_FUNCTIONS = Program("host_functions", "cuda", folder="newcomer")
+# What a slice does not have, and the simulated GPU itself partly has.
+NOT_SUPPORTED = Program("not_supported", "cuda")
 
 ALL_PROGRAMS = [*RUNTIME_PROGRAMS, *DRIVER_PROGRAMS, *PYTHON_PROGRAMS]
 

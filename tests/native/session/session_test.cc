@@ -461,8 +461,8 @@ TEST(Session, AnswersOfFunctionsOvertakeWhatWaitsForThem) {
   Served served;
   ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
   launch_function(served, 7);
-  const uint64_t call = served.add(Operation::kMemAllocV2, 8, true,
-                                   [](Encoder& e) { e.scalar(1 << 20); });
+  const uint64_t call =
+      served.add(Operation::kMemAllocV2, 8, true, [](Encoder& e) { e.scalar(1 << 20); });
   ASSERT_TRUE(served.send());
   for (int i = 0; i < 300; i++) launch_function(served, 100 + static_cast<uint32_t>(i));
   ASSERT_TRUE(served.send());
@@ -517,8 +517,8 @@ TEST(Session, WrongAnswersAreRefusedOrIgnored) {
   {
     Served served;
     ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
-    ASSERT_TRUE(answer(served, 99));                    // nobody asked
-    ASSERT_TRUE(answer(served, 98, {1, 2, 3}));         // nor for data
+    ASSERT_TRUE(answer(served, 99));             // nobody asked
+    ASSERT_TRUE(answer(served, 98, {1, 2, 3}));  // nor for data
     EXPECT_EQ(served.synchronize(), CUDA_SUCCESS);
     launch_function(served, 7);
     launch_function(served, 8);
