@@ -12,7 +12,8 @@ _CLASSES = {
     "async": "sent to the worker, not answered",
     "sync": "sent to the worker and answered",
     "hand_written": "sent to the worker in a form of its own",
-    "unsupported": "refused with CUDA_ERROR_NOT_SUPPORTED; cuGetProcAddress does not find it",
+    "unsupported": "refused with CUDA_ERROR_NOT_SUPPORTED; cuGetProcAddress finds it only for the"
+    " CUDA runtime, whose callers get cudaErrorNotSupported",
 }
 
 
