@@ -423,6 +423,7 @@ TEST(Session, ThereIsOnePrimaryContext) {
   ASSERT_TRUE(served.send() && served.wait(call, &reply));
   EXPECT_EQ(reply.status, CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(served.create_context(2), CUDA_SUCCESS) << "another one, that isn't primary";
+}
 
 // ---- Functions of the client in streams ---------------------------------------------------------
 
