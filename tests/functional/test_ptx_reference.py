@@ -27,6 +27,7 @@ FAMILIES = (
     "memory",
     "atomic",
     "warp",
+    "sequences",
 )
 
 
