@@ -5,7 +5,6 @@
 //   gpupool-bench-client all      --carrier unix|tcp --repetitions N [--launches N]
 //   gpupool-bench-client startup  --repetitions N --direct DIR   DIR: driver without remoting
 #include <spawn.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,13 +37,6 @@ constexpr CopySize kCopySizes[] = {
     {"4 KiB", 4096, 2000},   {"64 KiB", 65536, 500},  {"1 MiB", 1 << 20, 100},
     {"16 MiB", 16 << 20, 8}, {"64 MiB", kLargest, 3},
 };
-
-double cpu_seconds() {
-  rusage usage;
-  getrusage(RUSAGE_SELF, &usage);
-  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + t.tv_usec * 1e-6; };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 // A program with a context, a kernel and a buffer, and what is measured with it.
 class Program {

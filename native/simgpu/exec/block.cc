@@ -9,6 +9,8 @@
 #include <new>
 #include <set>
 
+#include "simgpu/exec/fast_set.h"
+
 namespace gpupool::simgpu::exec {
 
 // ---------------------------------------------------------------- workers
@@ -86,8 +88,9 @@ void fill_specials(Warp& w, const Frame& frame, bool all) {
     auto same = [&](uint64_t v) { fill_width(row, s.width, [v](uint32_t) { return v; }); };
     switch (s.special) {
       case S::kCount:
-        same(frame.local_base);
-        break;  // the frame's place in local memory
+        same(frame.local_base);  // the frame's place in local memory
+        if (s.pattern) reinterpret_cast<AddressPattern*>(frame.rows + s.pattern)->known = 0;
+        break;
       case S::kTid:
         fill_width(row, s.width, [&](uint32_t l) -> uint64_t {
           const uint32_t t = w.index * kLanes + l;

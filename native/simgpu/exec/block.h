@@ -113,6 +113,8 @@ void check_barriers(Cta& cta);
 // Runs blocks of the launch until none is left for this thread.
 void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>& shared);
 
+// How many host threads may work on a launch; one: blocks run one after the other.
+unsigned host_threads();
 // A pool of host threads that help with launches.
 void pool_offer(const std::shared_ptr<LaunchState>& state);
 

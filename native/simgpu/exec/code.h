@@ -27,6 +27,7 @@ struct SpecialRow {
   ptx::SpecialRegister special = ptx::SpecialRegister::kCount;
   uint8_t component = 0;
   uint8_t width = 4;
+  uint32_t pattern = 0;  // of these addresses, void when the row is filled again; 0: none
 };
 
 // A piece of parameter memory that a call copies between the two frames' local memory.

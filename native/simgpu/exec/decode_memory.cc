@@ -55,6 +55,7 @@ void Decoder::load(Modifiers& m) {
     const bool poll = polls && (a.access == Access::kGlobal || a.access == Access::kGeneric);
     Instruction& i = emit(set_.load(a.access, t, w, false, poll), target(d, w), a.row);
     i.immediate = a.offset;
+    if (!poll) note_memory(a.access, t, w, false);
     return;
   }
   const uint32_t n = vector == Mod::kV2 ? 2 : vector == Mod::kV4 ? 4 : 8;
@@ -98,6 +99,7 @@ void Decoder::store(Modifiers& m) {
     const uint32_t row = value(s);
     Instruction& i = emit(set_.store(a.access, t, width_of_row(row), false), 0, a.row, row);
     i.immediate = a.offset;
+    note_memory(a.access, t, width_of_row(row), true);
     return;
   }
   const uint32_t n = vector == Mod::kV2 ? 2 : vector == Mod::kV4 ? 4 : 8;

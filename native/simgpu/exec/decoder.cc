@@ -146,7 +146,11 @@ std::unique_ptr<Code> Decoder::decode() {
     code_->branch_tables.push_back(std::move(t));
   }
   code_->frame_bytes = up(frame_end_, kGranule);
+  analyse();
+  use_patterns();
+  find_chains();
   place_rows();
+  finish_chains();
   return std::move(code_);
 }
 

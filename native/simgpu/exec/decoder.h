@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "simgpu/exec/code.h"
+#include "simgpu/exec/fast_set.h"
 #include "simgpu/exec/handler_set.h"
 #include "simgpu/ptx/program.h"
 
@@ -69,7 +70,10 @@ class Decoder {
   uint32_t register_width(uint32_t reg) const;
   uint32_t use(uint32_t reg);
   uint32_t define(uint32_t reg);
-  void place_rows();  // liveness, then offsets for all rows
+  void analyse();     // basic blocks and liveness
+  void place_rows();  // offsets for all rows
+  // Nobody reads the register's value after PTX instruction k.
+  bool dead_after(uint32_t reg, uint32_t k) const;
   uint32_t width_of_row(uint32_t row) const { return rows_[row].width; }
 
   // ---- operands ----
@@ -91,6 +95,12 @@ class Decoder {
   Instruction& emit_control(Handler handler, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0);
   void branch_around();  // a guarded control instruction: skip it where the guard fails
   void finish_modifiers(const Modifiers& m) const;
+
+  // ---- faster forms (fuse.cc) ----
+  void use_patterns();  // for addresses of loads and stores
+  void find_chains();   // of (load, load, fma)
+  void finish_chains();
+  void note_memory(Access access, ptx::Type type, uint32_t width, bool store);
 
   // ---- groups of opcodes ----
   void one();
@@ -158,6 +168,24 @@ class Decoder {
   std::vector<uint32_t> temps_used_;
   std::map<uint32_t, std::vector<uint32_t>> temps_free_;
   uint32_t frame_base_ = 0, carry_ = 0;
+  uint32_t frame_pattern_ = 0;  // row of the pattern of frame_base_
+  struct Liveness {
+    uint32_t n = 0;
+    std::vector<bool> leader;
+    std::vector<uint32_t> block_of, first;  // block of an instruction, first of a block
+    size_t words = 0;
+    std::vector<uint64_t> in, out;  // registers alive at a block's ends
+  };
+  Liveness liveness_;
+  struct MemoryForm {  // a load or store of one element, without a guard
+    uint32_t at = 0;   // code index
+    Access access = Access::kGlobal;
+    ptx::Type type = ptx::Type::kNone;
+    uint32_t width = 4;
+    bool store = false;
+  };
+  std::vector<MemoryForm> memory_forms_;
+  std::vector<uint32_t> chains_;                       // code indices
   std::vector<std::vector<uint32_t>> uses_, defines_;  // registers, by PTX instruction
   std::vector<uint32_t> starts_;                       // PTX instruction -> code index
   std::vector<std::pair<uint32_t, uint32_t>> fixups_;  // code index -> PTX instruction

@@ -60,7 +60,7 @@ void Worker::report() {
 void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>& shared) {
   Worker worker(state);
   const int64_t begin = now_ns();
-  bool offered = !owner;
+  bool offered = !owner || host_threads() < 2;
   std::unique_lock lock(state.mutex);
   while (!state.stop) {
     std::unique_ptr<Cta> cta;

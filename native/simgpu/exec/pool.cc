@@ -1,8 +1,11 @@
 // Host threads that help with launches. They are made with the first launch that is large enough,
-// one fewer than the machine has processors, and live as long as the process.
+// one fewer than the machine has processors or than GPUPOOL_SIMGPU_THREADS says, and live as long as
+// the process.
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <thread>
 
 #include "simgpu/exec/block.h"
@@ -13,7 +16,7 @@ namespace {
 class Pool {
  public:
   Pool() {
-    const unsigned n = std::thread::hardware_concurrency();
+    const unsigned n = host_threads();
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the application's threads
@@ -59,6 +62,17 @@ class Pool {
 };
 
 }  // namespace
+
+unsigned host_threads() {
+  static const unsigned n = [] {
+    if (const char* text = std::getenv("GPUPOOL_SIMGPU_THREADS")) {
+      const int k = std::atoi(text);
+      if (k > 0) return static_cast<unsigned>(k);
+    }
+    return std::max(1u, std::thread::hardware_concurrency());
+  }();
+  return n;
+}
 
 void pool_offer(const std::shared_ptr<LaunchState>& state) {
   static Pool* pool = new Pool;  // never destroyed: its threads outlive static objects

@@ -99,13 +99,16 @@ uint32_t Decoder::define(uint32_t reg) {
   return reg + 1;
 }
 
-void Decoder::place_rows() {
+void Decoder::analyse() {
+  Liveness& live = liveness_;
   // One more than the text has: the return at the end.
-  const uint32_t n = static_cast<uint32_t>(body_.instructions.size()) + 1;
+  const uint32_t n = live.n = static_cast<uint32_t>(body_.instructions.size()) + 1;
   const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
   // Basic blocks: leaders are targets of branches and what follows a branch.
   std::vector<std::vector<uint32_t>> targets(n);
-  std::vector<bool> leader(n + 1, false), falls(n, true);
+  std::vector<bool>& leader = live.leader;
+  leader.assign(n + 1, false);
+  std::vector<bool> falls(n, true);
   leader[0] = true;
   falls[n - 1] = false;
   for (uint32_t k = 0; k + 1 < n; ++k) {
@@ -123,15 +126,20 @@ void Decoder::place_rows() {
     if (!targets[k].empty() || !falls[k]) leader[k + 1] = true;
     for (uint32_t t : targets[k]) leader[std::min(t, n)] = true;
   }
-  std::vector<uint32_t> block_of(n + 1, 0), first;
+  std::vector<uint32_t>& block_of = live.block_of;
+  std::vector<uint32_t>& first = live.first;
+  block_of.assign(n + 1, 0);
   for (uint32_t k = 0; k < n; ++k) {
     if (leader[k]) first.push_back(k);
     block_of[k] = static_cast<uint32_t>(first.size() - 1);
   }
   const uint32_t blocks = static_cast<uint32_t>(first.size());
-  const size_t words = (registers + 63) / 64;
-  std::vector<uint64_t> gen(blocks * words), kill(blocks * words), in(blocks * words),
-      out(blocks * words);
+  const size_t words = live.words = (registers + 63) / 64;
+  std::vector<uint64_t> gen(blocks * words), kill(blocks * words);
+  std::vector<uint64_t>& in = live.in;
+  std::vector<uint64_t>& out = live.out;
+  in.assign(blocks * words, 0);
+  out.assign(blocks * words, 0);
   auto bit = [&](std::vector<uint64_t>& v, uint32_t b, uint32_t r) -> bool {
     return (v[b * words + r / 64] >> (r % 64)) & 1;
   };
@@ -164,6 +172,27 @@ void Decoder::place_rows() {
       }
     }
   }
+}
+
+bool Decoder::dead_after(uint32_t reg, uint32_t k) const {
+  const uint32_t b = liveness_.block_of[k];
+  const uint32_t end = b + 1 < liveness_.first.size() ? liveness_.first[b + 1] : liveness_.n;
+  for (uint32_t j = k + 1; j < end; ++j) {
+    for (uint32_t r : uses_[j])
+      if (r == reg) return false;
+    for (uint32_t r : defines_[j])
+      if (r == reg) return true;
+  }
+  return !((liveness_.out[b * liveness_.words + reg / 64] >> (reg % 64)) & 1);
+}
+
+void Decoder::place_rows() {
+  const Liveness& live = liveness_;
+  const uint32_t n = live.n, registers = static_cast<uint32_t>(body_.registers.size());
+  const uint32_t blocks = static_cast<uint32_t>(live.first.size());
+  auto bit = [&](const std::vector<uint64_t>& v, uint32_t b, uint32_t r) -> bool {
+    return (v[b * live.words + r / 64] >> (r % 64)) & 1;
+  };
   // Each register is given one interval of instructions that holds everything.
   std::vector<uint32_t> begin(registers, UINT32_MAX), end(registers, 0);
   auto touch = [&](uint32_t r, uint32_t k) {
@@ -171,10 +200,10 @@ void Decoder::place_rows() {
     end[r] = std::max(end[r], k);
   };
   for (uint32_t b = 0; b < blocks; ++b) {
-    const uint32_t last = (b + 1 < blocks ? first[b + 1] : n) - 1;
+    const uint32_t last = (b + 1 < blocks ? live.first[b + 1] : n) - 1;
     for (uint32_t r = 0; r < registers; ++r) {
-      if (bit(in, b, r)) touch(r, first[b]);
-      if (bit(out, b, r)) touch(r, last);
+      if (bit(live.in, b, r)) touch(r, live.first[b]);
+      if (bit(live.out, b, r)) touch(r, last);
     }
   }
   for (uint32_t k = 0; k < n; ++k) {
@@ -236,6 +265,7 @@ void Decoder::place_rows() {
     SpecialRow s;
     s.offset = rows_[frame_base_].offset;
     s.width = 8;
+    if (frame_pattern_) s.pattern = rows_[frame_pattern_].offset;
     code_->specials.push_back(s);  // kCount: the frame's base
   }
   for (Instruction& i : code_->instructions) {

@@ -1,0 +1,38 @@
+// Faster forms of frequent instructions, put in place by the decoder's last pass (fuse.cc). Each
+// deals with a whole warp and the usual kinds of addresses, and leaves everything else, faults
+// among it, to the general handlers.
+#pragma once
+
+#include "simgpu/exec/handler_set.h"
+
+namespace gpupool::simgpu::exec {
+
+// What is known of the addresses in a row: found out when a load or store first uses them, and
+// forgotten when the register is written. Lies in the window, as a row of its own.
+struct alignas(64) AddressPattern {
+  uint32_t known = 0;
+  uint32_t mixed = 0;  // low bits in which the addresses differ
+  int64_t step[2];     // from lane to lane in each half of the warp, or kIrregular
+  uint64_t first[2];   // address of each half's first lane
+  uint64_t lowest, highest;
+};
+static_assert(sizeof(AddressPattern) == 64);
+constexpr int64_t kIrregular = INT64_MIN;
+
+// Fields that these handlers use beside their original's: `inner` is the original handler, `e` the
+// pattern (offset in the window) that ends when the instruction writes its result; loads and stores
+// keep the pattern of their addresses in `guard`.
+struct FastSet {
+  // nullptr: the general handler stays.
+  Handler (*load)(Access access, ptx::Type type, uint32_t width);
+  Handler (*store)(Access access, ptx::Type type, uint32_t width);
+  // A chain of `count` times (load, load, fma) of which only the last sum is wanted.
+  Handler (*multiply_chain)(Access first, Access second, ptx::Type type, bool ftz);
+  Handler forget;             // runs `inner`, ends the pattern
+  Handler forget_guarded[2];  // the same for an instruction under a guard
+};
+
+const FastSet& baseline_fast();
+const FastSet& v3_fast();
+
+}  // namespace gpupool::simgpu::exec
