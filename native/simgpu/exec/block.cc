@@ -242,6 +242,7 @@ void Cta::start(uint64_t number, Worker& worker) {
   block[2] = static_cast<uint32_t>(number / launch.grid[0] / launch.grid[1]);
   threads = state.threads_per_block;
   exited = 0;
+  random = state.shuffle ? (state.shuffle + number) * 0x9e3779b97f4a7c15ull | 1 : 0;
   live_warps = state.warps_per_block;
   for (Barrier& b : barriers) b = Barrier{};
   const Code* code = state.kernel->entry.get();
@@ -277,7 +278,11 @@ CtaStatus run_cta(Cta& cta, Worker& worker, uint64_t* wake_ns) {
   for (int round = 0;; ++round) {
     bool ran = false, all_spin = true;
     uint64_t earliest = UINT64_MAX;
-    for (Warp& w : cta.warps) {
+    const size_t warps = cta.warps.size();
+    const size_t first = cta.random ? draw(cta.random, static_cast<uint32_t>(warps)) : 0;
+    const bool down = cta.random && draw(cta.random, 2);
+    for (size_t k = 0; k < warps; ++k) {
+      Warp& w = cta.warps[(down ? first + warps - k : first + k) % warps];
       if (!w.alive) continue;
       if (!w.runnable) {
         const uint64_t t = wake_time(w);

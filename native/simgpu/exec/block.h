@@ -40,7 +40,16 @@ struct Cta {
   uint64_t local_mapped = 0;
   Barrier barriers[kBarriers];
   uint32_t threads = 0, exited = 0, live_warps = 0;
+  uint64_t random = 0;  // state of the shuffled order; 0: not shuffled
 };
+
+// The next of a sequence of random numbers; below `n`.
+inline uint32_t draw(uint64_t& state, uint32_t n) {
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return static_cast<uint32_t>((state >> 32) * n >> 32);
+}
 
 // Per host thread and launch: caches that need no lock.
 struct Worker {
@@ -94,6 +103,8 @@ struct LaunchState {
   std::atomic<int64_t> next_checkpoint_ns{0};
   std::mutex checkpoint_mutex, print_mutex;
   std::atomic<uint64_t> warp_instructions{0}, thread_instructions{0};
+  uint64_t shuffle = 0;  // seed of a random order of blocks, warps and paths; 0: the usual order
+  uint64_t stride = 1;   // between blocks in the shuffled order
 
   void record(Fault&& f);
   void checkpoint();  // calls the hook if it is due

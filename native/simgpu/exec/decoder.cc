@@ -149,6 +149,7 @@ std::unique_ptr<Code> Decoder::decode() {
   analyse();
   use_patterns();
   find_chains();
+  use_lighter_forms();
   place_rows();
   finish_chains();
   return std::move(code_);

@@ -100,6 +100,10 @@ class Decoder {
   void use_patterns();  // for addresses of loads and stores
   void find_chains();   // of (load, load, fma)
   void finish_chains();
+  void use_lighter_forms();  // without masks, without canonical NaNs, comparisons with branches
+  // Registers that are never alive where lanes may wait: writing all lanes harms nobody.
+  std::vector<bool> block_local_registers() const;
+  std::vector<bool> nan_bits_seen() const;
   void note_memory(Access access, ptx::Type type, uint32_t width, bool store);
 
   // ---- groups of opcodes ----
@@ -177,8 +181,9 @@ class Decoder {
     std::vector<uint64_t> in, out;  // registers alive at a block's ends
   };
   Liveness liveness_;
-  struct MemoryForm {  // a load or store of one element, without a guard
-    uint32_t at = 0;   // code index
+  std::vector<bool> written_whole_;  // registers that some instruction writes in all lanes
+  struct MemoryForm {                // a load or store of one element, without a guard
+    uint32_t at = 0;                 // code index
     Access access = Access::kGlobal;
     ptx::Type type = ptx::Type::kNone;
     uint32_t width = 4;

@@ -19,6 +19,16 @@ struct alignas(64) AddressPattern {
 static_assert(sizeof(AddressPattern) == 64);
 constexpr int64_t kIrregular = INT64_MIN;
 
+// Forms of one general handler; nullptr: there is none.
+struct FastForms {
+  Handler whole = nullptr;      // writes all lanes
+  Handler raw = nullptr;        // any NaN instead of the canonical one
+  Handler whole_raw = nullptr;  // both
+  Handler branch[2] = {};       // a comparison, then bra on its result / on its negation
+  Handler logic[2] = {};        // a comparison, then and / or of its result with row `e`
+  Handler logic_whole[2] = {};
+};
+
 // Fields that these handlers use beside their original's: `inner` is the original handler, `e` the
 // pattern (offset in the window) that ends when the instruction writes its result; loads and stores
 // keep the pattern of their addresses in `guard`.
@@ -28,6 +38,7 @@ struct FastSet {
   Handler (*store)(Access access, ptx::Type type, uint32_t width);
   // A chain of `count` times (load, load, fma) of which only the last sum is wanted.
   Handler (*multiply_chain)(Access first, Access second, ptx::Type type, bool ftz);
+  FastForms (*forms)(Handler general);
   Handler forget;             // runs `inner`, ends the pattern
   Handler forget_guarded[2];  // the same for an instruction under a guard
 };

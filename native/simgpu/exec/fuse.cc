@@ -2,6 +2,7 @@
 // and its general handler, so the fast forms can leave whatever is unusual to those, and faults are
 // reported as ever.
 #include <algorithm>
+#include <span>
 
 #include "simgpu/exec/decoder.h"
 
@@ -57,6 +58,94 @@ Writes writes_of(Op op) {
       return Writes::kResult;
     default:
       return Writes::kAnything;
+  }
+}
+
+// Instructions at which lanes never wait for others: paths stop only at the start of a basic block
+// or at an instruction that isn't one of these.
+bool is_straight(const ptx::Instruction& i, std::span<const ptx::Operand> operands) {
+  for (const ptx::Operand& o : operands)
+    if (o.kind == ptx::OperandKind::kSpecial) return false;  // clocks end slices
+  switch (i.op) {
+    case Op::kLd:
+    case Op::kLdu:
+    case Op::kSt:
+      return !i.has(Mod::kVolatile) && !i.has(Mod::kRelaxed) && !i.has(Mod::kAcquire);
+    case Op::kRet:
+    case Op::kExit:
+      return i.guard == kNoIndex;
+    case Op::kBra:
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kMad:
+    case Op::kFma:
+    case Op::kAddc:
+    case Op::kSubc:
+    case Op::kMadc:
+    case Op::kAnd:
+    case Op::kOr:
+    case Op::kXor:
+    case Op::kNot:
+    case Op::kShl:
+    case Op::kShr:
+    case Op::kMov:
+    case Op::kCvt:
+    case Op::kCvta:
+    case Op::kSelp:
+    case Op::kMin:
+    case Op::kMax:
+    case Op::kNeg:
+    case Op::kAbs:
+    case Op::kDiv:
+    case Op::kRem:
+    case Op::kSetp:
+    case Op::kSet:
+    case Op::kMul24:
+    case Op::kMad24:
+    case Op::kRcp:
+    case Op::kSqrt:
+    case Op::kRsqrt:
+    case Op::kEx2:
+    case Op::kLg2:
+    case Op::kSin:
+    case Op::kCos:
+    case Op::kTanh:
+    case Op::kPopc:
+    case Op::kClz:
+    case Op::kBrev:
+    case Op::kBfind:
+    case Op::kBfe:
+    case Op::kBfi:
+    case Op::kPrmt:
+    case Op::kLop3:
+    case Op::kShf:
+    case Op::kTestp:
+    case Op::kCopysign:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Arithmetic whose result doesn't depend on a NaN's bits.
+bool ignores_nan_bits(const ptx::Instruction& i) {
+  for (const Mod m : i.mods()) {
+    const Type t = ptx::type_of(m);
+    if (t != Type::kNone && t != Type::kF32) return false;
+  }
+  switch (i.op) {
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kFma:
+    case Op::kMad:
+    case Op::kSetp:
+    case Op::kMin:
+    case Op::kMax:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -209,6 +298,106 @@ void Decoder::find_chains() {
     code[k].count = static_cast<uint16_t>(count);
     chains_.push_back(static_cast<uint32_t>(k));
     k += 3 * count - 1;
+  }
+}
+
+std::vector<bool> Decoder::block_local_registers() const {
+  const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
+  const Liveness& live = liveness_;
+  std::vector<uint64_t> shared(live.words, 0), now(live.words);
+  for (uint32_t b = 0; b < live.first.size(); ++b) {
+    for (size_t q = 0; q < live.words; ++q) {
+      shared[q] |= live.in[b * live.words + q] | live.out[b * live.words + q];
+      now[q] = live.out[b * live.words + q];
+    }
+    const uint32_t end = b + 1 < live.first.size() ? live.first[b + 1] : live.n;
+    for (uint32_t k = end; k-- > live.first[b];) {
+      const bool waits = k + 1 < live.n && !is_straight(body_.instructions[k],
+                                                        body_.operands_of(body_.instructions[k]));
+      if (waits)
+        for (size_t q = 0; q < live.words; ++q) shared[q] |= now[q];
+      for (const uint32_t r : defines_[k]) now[r / 64] &= ~(uint64_t{1} << (r % 64));
+      for (const uint32_t r : uses_[k]) now[r / 64] |= uint64_t{1} << (r % 64);
+      if (waits)
+        for (size_t q = 0; q < live.words; ++q) shared[q] |= now[q];
+    }
+  }
+  std::vector<bool> local(registers);
+  for (uint32_t r = 0; r < registers; ++r) local[r] = !((shared[r / 64] >> (r % 64)) & 1);
+  return local;
+}
+
+std::vector<bool> Decoder::nan_bits_seen() const {
+  std::vector<bool> seen(body_.registers.size(), false);
+  std::vector<std::pair<uint32_t, uint32_t>> copies;  // from, to
+  for (uint32_t k = 0; k < liveness_.n; ++k) {
+    const bool end = k + 1 == liveness_.n;
+    if (!end && ignores_nan_bits(body_.instructions[k])) continue;
+    const bool copy =
+        !end && (body_.instructions[k].op == Op::kMov || body_.instructions[k].op == Op::kSelp);
+    for (const uint32_t r : uses_[k]) {
+      if (!copy) seen[r] = true;
+      for (const uint32_t d : defines_[k])
+        if (copy) copies.emplace_back(r, d);
+      if (copy && defines_[k].empty()) seen[r] = true;
+    }
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const auto& [from, to] : copies)
+      if (seen[to] && !seen[from]) changed = seen[from] = true;
+  }
+  return seen;
+}
+
+void Decoder::use_lighter_forms() {
+  const FastSet& fast = fast_handlers();
+  std::vector<Instruction>& code = code_->instructions;
+  const std::vector<bool> local = block_local_registers(), seen = nan_bits_seen();
+  const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
+  written_whole_.assign(registers, false);
+  auto is_local = [&](uint32_t row) { return row >= 1 && row <= registers && local[row - 1]; };
+  // Code index k + 1 is the next PTX instruction, in the same basic block, and each of the two is
+  // one instruction of the machine.
+  auto adjacent = [&](size_t k) {
+    if (k + 1 >= code.size()) return false;
+    const uint32_t s = code[k].source;
+    return s + 2 < starts_.size() && code[k + 1].source == s + 1 && starts_[s] == k &&
+           starts_[s + 1] == k + 1 && starts_[s + 2] == k + 2 && !liveness_.leader[s + 1];
+  };
+  const Handler bra[2] = {set_.control(Op::kBra, Mod::kUnknown, false),
+                          set_.control(Op::kBra, Mod::kUnknown, true)};
+  const Handler logic[2] = {set_.predicate(Op::kAnd), set_.predicate(Op::kOr)};
+  for (size_t k = 0; k < code.size(); ++k) {
+    Instruction& i = code[k];
+    Handler& h = i.run == fast.forget ? i.inner : i.run;
+    const FastForms forms = fast.forms(h);
+    if (forms.branch[0] && i.d >= 1 && i.d <= registers && i.run == h && adjacent(k) &&
+        dead_after(i.d - 1, i.source + 1)) {
+      Instruction& next = code[k + 1];
+      bool done = false;
+      for (int n = 0; n < 2; ++n) {
+        if (next.run == bra[n] && next.a == i.d) {
+          i.run = forms.branch[n];
+          done = true;
+        } else if (next.run == logic[n] && next.d != i.d && (next.a == i.d) != (next.b == i.d)) {
+          i.e = next.a == i.d ? next.b : next.a;
+          i.run = is_local(next.d) ? forms.logic_whole[n] : forms.logic[n];
+          if (is_local(next.d)) written_whole_[next.d - 1] = true;
+          done = true;
+        }
+      }
+      if (done) continue;
+    }
+    if (i.d < 1 || i.d > registers) continue;
+    const bool whole = is_local(i.d), raw = !seen[i.d - 1];
+    if (whole && forms.whole) written_whole_[i.d - 1] = true;
+    if (whole && raw && forms.whole_raw)
+      h = forms.whole_raw;
+    else if (whole && forms.whole)
+      h = forms.whole;
+    else if (raw && forms.raw)
+      h = forms.raw;
   }
 }
 

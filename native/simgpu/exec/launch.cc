@@ -2,7 +2,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "simgpu/exec/block.h"
 #include "simgpu/exec/program.h"
@@ -68,6 +71,7 @@ void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>&
     if (state.next_block < state.total_blocks &&
         state.started - state.finished < state.resident_limit) {
       number = state.next_block++;
+      if (state.shuffle) number = (number * state.stride + state.shuffle) % state.total_blocks;
       ++state.started;
     } else if (!state.suspended.empty()) {
       cta = std::move(state.suspended.front());
@@ -130,6 +134,21 @@ void close(LaunchState& state) {
   std::unique_lock lock(state.mutex);
   state.closed = true;
   state.changed.wait(lock, [&] { return state.workers == 0; });
+}
+
+// One line per launch, on standard error.
+void print_counters(const LaunchState& state, int64_t ns) {
+  const uint64_t warp = state.warp_instructions, thread = state.thread_instructions;
+  const Launch& l = state.launch;
+  std::fprintf(
+      stderr,
+      "gpupool-simgpu: %s grid (%u,%u,%u) block (%u,%u,%u): %llu blocks, %llu warp "
+      "instructions, %llu thread instructions, lane use %.1f %%, %.3f ms\n",
+      state.kernel_name.c_str(), l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
+      l.block[2], static_cast<unsigned long long>(state.finished),
+      static_cast<unsigned long long>(warp), static_cast<unsigned long long>(thread),
+      warp ? 100.0 * static_cast<double>(thread) / (static_cast<double>(warp) * kLanes) : 0,
+      static_cast<double>(ns) * 1e-6);
 }
 
 Fault refused(const std::string& kernel, FaultKind kind, std::string what) {
@@ -197,8 +216,16 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
     if (!state->grid_workspace)
       return refused(info->name, FaultKind::kLaunchFailed, "no memory for grid synchronisation");
   }
+  if (const char* seed = std::getenv("GPUPOOL_SIMGPU_SHUFFLE")) {
+    state->shuffle = std::strtoull(seed, nullptr, 10) % 1'000'000'007;
+    // Another order of the blocks: every stride that has no divisor in common with their number.
+    state->stride = 1 + state->shuffle % state->total_blocks;
+    while (std::gcd(state->stride, state->total_blocks) != 1) ++state->stride;
+  }
+  const int64_t began = now_ns();
   work_on(*state, true, state);
   close(*state);
+  if (std::getenv("GPUPOOL_SIMGPU_COUNTERS")) print_counters(*state, now_ns() - began);
   {
     std::lock_guard lock(state->mutex);
     state->suspended.clear();

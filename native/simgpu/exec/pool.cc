@@ -1,6 +1,6 @@
 // Host threads that help with launches. They are made with the first launch that is large enough,
-// one fewer than the machine has processors or than GPUPOOL_SIMGPU_THREADS says, and live as long as
-// the process.
+// one fewer than the machine has processors or than GPUPOOL_SIMGPU_THREADS says, and live as long
+// as the process.
 #include <pthread.h>
 #include <signal.h>
 

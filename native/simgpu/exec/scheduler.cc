@@ -89,7 +89,18 @@ bool pick(Warp& w) {
   if (count == 0) return false;
   const bool expired = w.backward_left <= 0;
   size_t best = lowest;
-  if (count == 1) {
+  uint64_t& random = w.cta->random;
+  if (random && count > 1) {
+    // Any path, for a while: what is right must not depend on the order.
+    uint32_t skip = draw(random, static_cast<uint32_t>(count));
+    for (size_t k = 0; k < w.paths.size(); ++k)
+      if (w.paths[k].state == PathState::kRun && skip-- == 0) {
+        best = k;
+        break;
+      }
+    w.by_quantum = draw(random, 2) == 0;
+    w.backward_left = 1 + static_cast<int32_t>(draw(random, 64));
+  } else if (count == 1) {
     w.by_quantum = false;
     w.backward_left = kUnlimited;
   } else if (w.by_quantum && !expired && latest != SIZE_MAX) {
@@ -133,7 +144,8 @@ bool only_syncs(const Warp& w) {
 }  // namespace
 
 WarpStatus run_warp(Warp& w) {
-  w.budget = kSliceInstructions;
+  uint64_t& random = w.cta->random;
+  w.budget = random ? 1 + draw(random, 2000) : kSliceInstructions;
   for (;;) {
     if (w.alive == 0) return WarpStatus::kDone;
     if (!pick(w)) {

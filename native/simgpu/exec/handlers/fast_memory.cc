@@ -170,13 +170,12 @@ Ins forget_guarded_not(Warp& w, Ins i) {
 }  // namespace
 
 Handler multiply_chain_handler(Access first, Access second, Type type, bool ftz);
+FastForms fast_forms(Handler general);
 
 const FastSet& fast() {
-  static const FastSet set = {load_handler_of,
-                              store_handler_of,
-                              multiply_chain_handler,
-                              forget,
-                              {forget_guarded, forget_guarded_not}};
+  static const FastSet set = {
+      load_handler_of, store_handler_of, multiply_chain_handler,
+      fast_forms,      forget,           {forget_guarded, forget_guarded_not}};
   return set;
 }
 
