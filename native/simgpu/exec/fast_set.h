@@ -24,9 +24,23 @@ struct FastForms {
   Handler whole = nullptr;      // writes all lanes
   Handler raw = nullptr;        // any NaN instead of the canonical one
   Handler whole_raw = nullptr;  // both
-  Handler branch[2] = {};       // a comparison, then bra on its result / on its negation
-  Handler logic[2] = {};        // a comparison, then and / or of its result with row `e`
+  // A comparison, then `count` - 1 instructions of arithmetic, then bra on its result / its
+  // negation.
+  Handler branch[2] = {};
+  Handler logic[2] = {};  // a comparison, then and / or of its result with row `e`
   Handler logic_whole[2] = {};
+  Handler logic_branch[2][2] = {};  // and / or, then as `branch`
+};
+
+// How the second of two instructions uses the first one's result x, and rows p and q.
+enum class Second : uint8_t {
+  kNone,
+  kAdd,           // x + p
+  kSubtract,      // x - p
+  kSubtractFrom,  // p - x
+  kMultiply,      // x * p
+  kFactor,        // x * p + q
+  kAddend,        // p * q + x
 };
 
 // Fields that these handlers use beside their original's: `inner` is the original handler, `e` the
@@ -39,6 +53,9 @@ struct FastSet {
   // A chain of `count` times (load, load, fma) of which only the last sum is wanted.
   Handler (*multiply_chain)(Access first, Access second, ptx::Type type, bool ftz);
   FastForms (*forms)(Handler general);
+  // Two f32 instructions as one, `first` without the canonical NaN; p and q are rows `e` and
+  // `guard`; `target` other than 0: writes all lanes.
+  Handler (*pair)(ptx::Op first, Second second, bool raw);
   Handler forget;             // runs `inner`, ends the pattern
   Handler forget_guarded[2];  // the same for an instruction under a guard
 };

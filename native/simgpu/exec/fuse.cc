@@ -368,26 +368,83 @@ void Decoder::use_lighter_forms() {
   const Handler bra[2] = {set_.control(Op::kBra, Mod::kUnknown, false),
                           set_.control(Op::kBra, Mod::kUnknown, true)};
   const Handler logic[2] = {set_.predicate(Op::kAnd), set_.predicate(Op::kOr)};
+  const Op float_ops[] = {Op::kAdd, Op::kSub, Op::kMul, Op::kFma};
+  auto float_op = [&](Handler h) {
+    for (const Op o : float_ops)
+      if (set_.floating(o, Type::kF32, {}) == h) return o;
+    return Op::kRet;
+  };
+  // The branch on predicate `p` after code index k, with nothing but arithmetic between.
+  auto branch_after = [&](size_t k, uint32_t p, uint32_t* between, int* negated) {
+    for (size_t j = k + 1; j <= k + 4 && adjacent(j - 1); ++j) {
+      const Instruction& x = code[j];
+      for (int n = 0; n < 2; ++n)
+        if (x.run == bra[n] && x.a == p) {
+          *between = static_cast<uint32_t>(j - k - 1);
+          *negated = n;
+          return dead_after(p - 1, x.source);
+        }
+      if (!fast.forms(x.run).whole || x.d == p || x.a == p || x.b == p || x.c == p) return false;
+    }
+    return false;
+  };
   for (size_t k = 0; k < code.size(); ++k) {
     Instruction& i = code[k];
     Handler& h = i.run == fast.forget ? i.inner : i.run;
     const FastForms forms = fast.forms(h);
-    if (forms.branch[0] && i.d >= 1 && i.d <= registers && i.run == h && adjacent(k) &&
-        dead_after(i.d - 1, i.source + 1)) {
-      Instruction& next = code[k + 1];
-      bool done = false;
-      for (int n = 0; n < 2; ++n) {
-        if (next.run == bra[n] && next.a == i.d) {
-          i.run = forms.branch[n];
-          done = true;
-        } else if (next.run == logic[n] && next.d != i.d && (next.a == i.d) != (next.b == i.d)) {
+    if (forms.branch[0] && i.d >= 1 && i.d <= registers && i.run == h) {
+      uint32_t between = 0;
+      int n = 0;
+      if (branch_after(k, i.d, &between, &n)) {
+        i.run = forms.branch[n];
+        i.count = static_cast<uint16_t>(1 + between);
+        continue;
+      }
+      if (adjacent(k) && dead_after(i.d - 1, i.source + 1)) {
+        const Instruction& next = code[k + 1];
+        const int o = next.run == logic[0] ? 0 : next.run == logic[1] ? 1 : -1;
+        if (o >= 0 && next.d != i.d && next.d >= 1 && next.d <= registers &&
+            (next.a == i.d) != (next.b == i.d)) {
           i.e = next.a == i.d ? next.b : next.a;
-          i.run = is_local(next.d) ? forms.logic_whole[n] : forms.logic[n];
-          if (is_local(next.d)) written_whole_[next.d - 1] = true;
-          done = true;
+          if (branch_after(k + 1, next.d, &between, &n)) {
+            i.run = forms.logic_branch[o][n];
+            i.count = static_cast<uint16_t>(1 + between);
+          } else {
+            i.run = is_local(next.d) ? forms.logic_whole[o] : forms.logic[o];
+            if (is_local(next.d)) written_whole_[next.d - 1] = true;
+          }
+          ++k;
+          continue;
         }
       }
-      if (done) continue;
+    }
+    const Op first = i.run == h && i.d >= 1 && i.d <= registers ? float_op(h) : Op::kRet;
+    if (first != Op::kRet && adjacent(k) && !seen[i.d - 1]) {
+      Instruction& next = code[k + 1];
+      const Op o = float_op(next.run);
+      const uint32_t x = i.d;
+      const int uses = (next.a == x) + (next.b == x) + (o == Op::kFma && next.c == x);
+      if (o != Op::kRet && uses == 1 && next.d >= 1 && next.d <= registers &&
+          (next.d == x || dead_after(x - 1, next.source))) {
+        Second second = Second::kNone;
+        uint32_t p = next.a == x ? next.b : next.a, q = next.c;
+        if (o == Op::kAdd) second = Second::kAdd;
+        if (o == Op::kSub) second = next.a == x ? Second::kSubtract : Second::kSubtractFrom;
+        if (o == Op::kMul) second = Second::kMultiply;
+        if (o == Op::kFma && next.c != x) second = Second::kFactor;
+        if (o == Op::kFma && next.c == x) {
+          second = Second::kAddend;
+          p = next.a;
+          q = next.b;
+        }
+        i.run = fast.pair(first, second, !seen[next.d - 1]);
+        i.e = p;
+        i.guard = o == Op::kFma ? q : 0;
+        i.target = is_local(next.d);
+        if (is_local(next.d)) written_whole_[next.d - 1] = true;
+        ++k;
+        continue;
+      }
     }
     if (i.d < 1 || i.d > registers) continue;
     const bool whole = is_local(i.d), raw = !seen[i.d - 1];

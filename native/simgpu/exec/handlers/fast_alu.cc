@@ -159,13 +159,10 @@ inline uint32_t compared_bits(Warp& w, Ins i) {
   return bits_of(p);
 }
 
-// setp, bra: the predicate itself is wanted by nobody else.
-template <Mod kCompare, class T, bool kNot>
-Ins compare_branch(Warp& w, Ins i) {
-  uint32_t taken = compared_bits<kCompare, T>(w, i);
-  if (kNot) taken = ~taken;
-  taken &= w.mask;
-  Ins branch = i + 1;
+// Runs what lies between a comparison and its branch, then the branch.
+inline Ins branch_after(Warp& w, Ins i, uint32_t between, uint32_t taken) {
+  Ins branch = i + between;
+  while (i < branch) i = i->run(w, i);
   if (taken == w.mask) {
     count_run(w, branch);
     Ins to = branch + branch->target;
@@ -175,6 +172,22 @@ Ins compare_branch(Warp& w, Ins i) {
   }
   if (!taken) return branch + 1;
   return split_branch(w, branch, taken);
+}
+
+// setp, bra: the predicate itself is wanted by nobody else.
+template <Mod kCompare, class T, bool kNot>
+Ins compare_branch(Warp& w, Ins i) {
+  uint32_t taken = compared_bits<kCompare, T>(w, i);
+  if (kNot) taken = ~taken;
+  return branch_after(w, i + 1, i->count - 1u, taken & w.mask);
+}
+template <Mod kCompare, class T, bool kOr, bool kNot>
+Ins compare_logic_branch(Warp& w, Ins i) {
+  uint32_t taken = compared_bits<kCompare, T>(w, i);
+  const uint32_t other = bits_of(row<const int32_t>(w, i->e));
+  taken = kOr ? taken | other : taken & other;
+  if (kNot) taken = ~taken;
+  return branch_after(w, i + 2, i->count - 1u, taken & w.mask);
 }
 
 // setp, and/or: only the second predicate is wanted; `e` of the setp is its other operand.
@@ -223,6 +236,10 @@ void add_compare(Forms& forms, Type type) {
   f.logic[1] = compare_logic<kCompare, T, true>;
   f.logic_whole[0] = compare_logic_whole<kCompare, T, false>;
   f.logic_whole[1] = compare_logic_whole<kCompare, T, true>;
+  f.logic_branch[0][0] = compare_logic_branch<kCompare, T, false, false>;
+  f.logic_branch[0][1] = compare_logic_branch<kCompare, T, false, true>;
+  f.logic_branch[1][0] = compare_logic_branch<kCompare, T, true, false>;
+  f.logic_branch[1][1] = compare_logic_branch<kCompare, T, true, true>;
 }
 template <class T>
 void add_compares(Forms& forms, Type type) {

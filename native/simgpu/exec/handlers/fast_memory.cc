@@ -171,11 +171,18 @@ Ins forget_guarded_not(Warp& w, Ins i) {
 
 Handler multiply_chain_handler(Access first, Access second, Type type, bool ftz);
 FastForms fast_forms(Handler general);
+Handler pair_handler(Op first, Second second, bool raw);
 
 const FastSet& fast() {
   static const FastSet set = {
-      load_handler_of, store_handler_of, multiply_chain_handler,
-      fast_forms,      forget,           {forget_guarded, forget_guarded_not}};
+      .load = load_handler_of,
+      .store = store_handler_of,
+      .multiply_chain = multiply_chain_handler,
+      .forms = fast_forms,
+      .pair = pair_handler,
+      .forget = forget,
+      .forget_guarded = {forget_guarded, forget_guarded_not},
+  };
   return set;
 }
 
