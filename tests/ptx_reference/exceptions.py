@@ -28,9 +28,4 @@ OPCODES = {
 }
 
 #: Instructions of the families that the decoder refuses when the kernel is launched.
-NOT_EXECUTED = {
-    "cvt.pack.sat.u16.s32": "cvt.pack is not in the decoder",
-    "cvt.pack.sat.s16.s32": "cvt.pack is not in the decoder",
-    "cvt.pack.sat.u8.s32.b32": "cvt.pack is not in the decoder",
-    "cvt.pack.sat.s8.s32.b32": "cvt.pack is not in the decoder",
-}
+NOT_EXECUTED: dict[str, str] = {}

@@ -18,6 +18,11 @@ uint32_t width(Type t) { return std::max<uint32_t>(2, ptx::bytes_of(t)); }
 }  // namespace
 
 void Decoder::cvt(Modifiers& m) {
+  // The word belongs to this one instruction, so it isn't in the table of modifiers.
+  if (body_.spelling(*current_).starts_with("cvt.pack.") && m.take(Mod::kUnknown)) {
+    cvt_pack(m);
+    return;
+  }
   const Mod rounding = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp, Mod::kRna, Mod::kRni,
                                    Mod::kRzi, Mod::kRmi, Mod::kRpi});
   const bool relu = m.take(Mod::kRelu);
@@ -227,6 +232,36 @@ void Decoder::cvt_packed(Type to, Type from, Mod rounding, bool relu, bool satfi
   const uint32_t d = target(op(0), 4);
   emit(set_.pack(2, 4, 0), d, parts[0]);
   emit(set_.pack(2, 4, 1), d, parts[1]);
+}
+
+// cvt.pack.sat.u16.s32 d, a, b; cvt.pack.sat.u8.s32.b32 d, a, b, c: b lowest, then a, then c.
+void Decoder::cvt_pack(Modifiers& m) {
+  if (!m.take(Mod::kSat)) refuse(".sat is missing");
+  const Type to = m.take_type(), from = m.take_type();
+  const bool bytes = to == Type::kU8 || to == Type::kS8;
+  if ((!bytes && to != Type::kU16 && to != Type::kS16) || from != Type::kS32 ||
+      (bytes && m.take_type() != Type::kB32))
+    refuse("this conversion isn't known");
+  count(bytes ? 4 : 3, bytes ? 4 : 3);
+  const uint32_t bits = bytes ? 8 : 16;
+  auto join = [&](uint32_t high, uint32_t amount, uint32_t low) {
+    const uint32_t shifted = temp(4), r = temp(4);
+    emit(set_.integer(Op::kShl, Type::kB32, Mod::kUnknown, false), shifted, high,
+         constant(4, amount));
+    emit(set_.integer(Op::kOr, Type::kB32, Mod::kUnknown, false), r, shifted, low);
+    return r;
+  };
+  uint32_t parts[2] = {source(op(1), from), source(op(2), from)};
+  for (uint32_t& part : parts) {
+    const uint32_t wide = temp(8), clamped = temp(8), low = temp(4);
+    emit(set_.extend(4, Type::kS32, 8), wide, part);
+    emit(set_.saturate(to), clamped, wide);
+    emit(set_.extend(8, bytes ? Type::kU8 : Type::kU16, 4), low, clamped);
+    part = low;
+  }
+  uint32_t r = join(parts[0], bits, parts[1]);
+  if (bytes) r = join(source(op(3), Type::kB32), 2 * bits, r);
+  emit(set_.move(4), target(op(0), 4), r);
 }
 
 }  // namespace gpupool::simgpu::exec

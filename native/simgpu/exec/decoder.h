@@ -131,6 +131,7 @@ class Decoder {
   void move_parts(const ptx::Operand& d, const ptx::Operand& s, ptx::Type type);
   void cvt(Modifiers& m);
   void cvt_packed(ptx::Type to, ptx::Type from, ptx::Mod rounding, bool relu, bool satfinite);
+  void cvt_pack(Modifiers& m);
   uint32_t limited(uint32_t row, ptx::Type type, bool relu, bool satfinite);
   void cvta(Modifiers& m);
   void isspacep(Modifiers& m);

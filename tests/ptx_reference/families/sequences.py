@@ -33,7 +33,7 @@ def guards() -> list[Case]:
         *(family.cases() for family in (integers, bits, floating, half, convert, approximate))
     )
     plain = [c for c in everything if not c.body or "\n" not in c.body]
-    plain = [c for c in plain if len(c.results) == 1 and not c.instruction.startswith("cvt.pack")]
+    plain = [c for c in plain if len(c.results) == 1]
     return [guarded(c, bool(k & 1)) for k, c in enumerate(plain[::5])]
 
 
