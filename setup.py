@@ -50,6 +50,9 @@ class BuildWithNative(build_py):
             "--prefix", target.resolve(),
             "--strip",
         )  # fmt: skip
+        # A wheel can't hold links; it would hold copies, and a process could load both.
+        for link in [path for path in target.rglob("*") if path.is_symlink()]:
+            link.unlink()
 
 
 class NativeDistribution(Distribution):

@@ -163,7 +163,7 @@ class PoolService(pb_grpc.PoolServicer):
             lease=run.lease_id,
             slice=piece.name,
             lease_file=run.lease_file,
-            client_directory=str(paths.client_directory()),
+            client_directory=str(paths.search_directory(self._pool.settings.run_dir)),
         )
 
     def _lease(self, entry: Any) -> pb.Lease:

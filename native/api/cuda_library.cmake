@@ -2,7 +2,7 @@
 #                      [HEADERS <names>…] [GRAPHS] [OLD_GLIBC])
 #
 # Builds ${CMAKE_BINARY_DIR}/<name>/libcuda.so.1: the sources, the front door and the generated
-# exports. It exports CUDA's names only and brings no C++ runtime library along. A function of the
+# exports. Beside it lies libcuda.so, a link: the name that linkers and some programs look for. It exports CUDA's names only and brings no C++ runtime library along. A function of the
 # driver API is provided by defining it (extern "C"); what is not defined says so.
 #
 # GRAPHS: with stream capture, graphs and arrays (native/graphs); the sources define its hooks.
@@ -41,6 +41,8 @@ function(gpupool_cuda_library target)
   cmake_parse_arguments(arg "GRAPHS;OLD_GLIBC" "DIRECTORY" "SOURCES;LIBRARIES;HEADERS" ${ARGN})
   set(directory ${CMAKE_BINARY_DIR}/${arg_DIRECTORY})
   file(MAKE_DIRECTORY ${directory})
+  file(CREATE_LINK libcuda.so.1 ${directory}/libcuda.so SYMBOLIC)
+  install(FILES ${directory}/libcuda.so DESTINATION ${arg_DIRECTORY} COMPONENT native)
   find_library(ZSTD_STATIC NAMES libzstd.a REQUIRED)
   find_library(LZ4_STATIC NAMES liblz4.a REQUIRED)
   list(APPEND arg_LIBRARIES ${ZSTD_STATIC} ${LZ4_STATIC})

@@ -99,15 +99,21 @@ CUresult make_code(const frontdoor::Image& image, const Device& device,
   frontdoor::Selection selection;
   selection.major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   selection.minor = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-  selection.cubin = !device.ptx_only;
+  frontdoor::Selection compiled = selection;
+  compiled.cubin = false;
   for (const auto& part : image.parts) {
     const frontdoor::Candidate* best = nullptr;
+    const frontdoor::Candidate* ptx = nullptr;
+    frontdoor::select(part, compiled, &ptx);
     CUresult result = frontdoor::select(part, selection, &best);
+    // The driver executes no machine code; without PTX it has the last word all the same.
+    if (device.ptx_only && ptx != nullptr) best = ptx, result = CUDA_SUCCESS;
     // Of a program in parts those that fit are linked: the device runtime's may be for other cards.
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && image.parts.size() > 1) continue;
     if (result != CUDA_SUCCESS) return result;
     Code::Piece piece;
     piece.ptx = best->kind == frontdoor::CodeKind::kPtx;
+    piece.has_ptx = !piece.ptx && ptx != nullptr;
     result = frontdoor::extract(*best, wire::kMaxImageBytes - 1, &piece.bytes);
     if (result != CUDA_SUCCESS) return result;
     code->pieces.push_back(std::move(piece));
@@ -131,10 +137,13 @@ CUresult make_code(const frontdoor::Image& image, const Device& device,
 }
 
 bool take_ptx_instead(Device* device, const Code& code) {
-  const bool machine_code = std::any_of(code.pieces.begin(), code.pieces.end(),
-                                        [](const Code::Piece& piece) { return !piece.ptx; });
+  bool machine_code = false, better = false;
+  for (const Code::Piece& piece : code.pieces) {
+    machine_code |= !piece.ptx;
+    better |= piece.has_ptx;
+  }
   if (machine_code) device->ptx_only = true;
-  return machine_code;
+  return better;
 }
 
 // ---- Modules ----------------------------------------------------------------------------------
@@ -152,6 +161,7 @@ CUresult upload(Context* context, Module* module, const Code::Piece& piece,
                         options.want_log() ? 1u : 0u,
                         0};
   if (log_enabled(Level::kInfo)) body.want_log = 1;
+  if (piece.has_ptx) body.debug_info |= 4;
   PendingCall call;
   const CUresult result = send_in_pieces(
       context, op(Operation::kModuleLoadDataEx), piece.bytes.data(), piece.bytes.size(),

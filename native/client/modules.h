@@ -36,6 +36,7 @@ struct Code {
   struct Piece {
     std::vector<uint8_t> bytes;
     bool ptx = false;
+    bool has_ptx = false;  // machine code whose image has PTX for this device, too
   };
   std::vector<Piece> pieces;
   frontdoor::ProgramInfo info;

@@ -106,7 +106,9 @@ struct ModuleLoad {
   uint32_t max_registers;      // CU_JIT_MAX_REGISTERS, 0: not set
   uint32_t threads_per_block;  // CU_JIT_THREADS_PER_BLOCK, 0: not set
   int32_t optimization;        // CU_JIT_OPTIMIZATION_LEVEL, -1: not set
-  uint32_t debug_info;    // bit 0: CU_JIT_GENERATE_DEBUG_INFO, bit 1: CU_JIT_GENERATE_LINE_INFO
+  // bit 0: CU_JIT_GENERATE_DEBUG_INFO, bit 1: CU_JIT_GENERATE_LINE_INFO, bit 2: the client has PTX
+  // as well (CU_PREFER_PTX), if this machine code does not fit
+  uint32_t debug_info;
   uint32_t want_log;      // 1: the answer carries the compiler's logs
   uint32_t more_follows;  // 1: the image goes on in the next kModuleLoad of this module, and
                           // this one is not answered

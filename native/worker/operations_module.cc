@@ -35,6 +35,7 @@ class Jit {
     }
     if (body.debug_info & 1) add(CU_JIT_GENERATE_DEBUG_INFO, 1);
     if (body.debug_info & 2) add(CU_JIT_GENERATE_LINE_INFO, 1);
+    if (body.debug_info & 4) add(CU_JIT_FALLBACK_STRATEGY, CU_PREFER_PTX);
   }
 
   unsigned count() const { return count_; }

@@ -27,7 +27,7 @@ CUresult load_library(CUlibrary* out, const void* image, JitOptions& options) {
     const int capability = 10 * model.cc_major + model.cc_minor;
     if (library->sources.count(capability)) continue;
     std::vector<SourceText> sources;
-    CUresult read = read_image(image, model, &sources);
+    CUresult read = read_image(image, model, options, &sources);
     if (read == CUDA_SUCCESS) {
       library->sources[capability] = std::move(sources);
       status = CUDA_SUCCESS;
@@ -56,7 +56,9 @@ CUresult kernel_info(Kernel& kernel, const KernelInfo** info, std::shared_ptr<Pr
   if (index < 0) return CUDA_ERROR_NOT_FOUND;
   std::string why;
   *info = (*program)->kernel(index, &why);
-  return *info ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+  if (*info) return CUDA_SUCCESS;
+  if (!kernel.said_refused.exchange(true)) say_refused(kernel.name, why);
+  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 }  // namespace

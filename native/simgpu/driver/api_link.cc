@@ -126,6 +126,9 @@ GPUPOOL_API cuLinkComplete(CUlinkState handle, void** out, size_t* size) {
     return status == LoadStatus::kUnresolvedSymbol ? CUDA_ERROR_NO_BINARY_FOR_GPU
                                                    : result_of(status);
   }
+  for (SourceText& part : state->parts) {
+    part.max_registers = at_most(part.max_registers, state->options.max_registers());
+  }
   state->output = join_parts(state->parts);
   state->options.write(state->info, state->errors);
   *out = state->output.data();

@@ -12,7 +12,7 @@ CUresult load_module(CUmodule* out, const void* image, JitOptions& options) {
   GPUPOOL_CURRENT(context);
   if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
   std::vector<SourceText> sources;
-  GPUPOOL_TRY(read_image(image, context->device->gpu.model, &sources));
+  GPUPOOL_TRY(read_image(image, context->device->gpu.model, options, &sources));
   std::shared_ptr<Program> program;
   std::string log;
   CUresult status = load(sources, context->device->gpu.model, context->memory, &program, &log);

@@ -62,6 +62,10 @@ CUresult initialise() {
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return CUDA_ERROR_NO_DEVICE;
+  if (d.machine.empty_kernels) {
+    say("GPUPOOL_SIMGPU_EMPTY_KERNELS is set: kernels that come without PTX DO NOTHING, and what "
+        "programs compute with them is WRONG");
+  }
   d.devices = std::move(devices);
   pthread_atfork(nullptr, nullptr, in_child);
   return CUDA_SUCCESS;

@@ -1,29 +1,59 @@
 // From an image to the PTX in it, and the JIT's options.
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 
+#include "frontdoor/cubin.h"
 #include "frontdoor/images.h"
 #include "simgpu/driver/module.h"
+#include "simgpu/driver/stand_in.h"
 
 namespace gpupool::simgpu {
 namespace {
 
-// A line of its own in front of each part of a linked program: "//@gpupool-part BYTES NAME".
+// A line of its own in front of each part of a linked program: "//@gpupool-part BYTES REGISTERS
+// NAME".
 constexpr std::string_view kLinked = "// gpupool linked program\n";
 constexpr std::string_view kPart = "//@gpupool-part ";
+constexpr int kToldImages = 20;  // of a process
+
+// Takes machine code where there is no PTX, and says so. CUDA_ERROR_NO_BINARY_FOR_GPU: nothing
+// fits.
+CUresult stand_in_for(const std::vector<frontdoor::Candidate>& part, const DeviceModel& model,
+                      SourceText* source) {
+  const frontdoor::Selection selection{model.cc_major, model.cc_minor, true, false};
+  const frontdoor::Candidate* best = nullptr;
+  GPUPOOL_TRY(frontdoor::select(part, selection, &best));
+  std::vector<uint8_t> code;
+  GPUPOOL_TRY(frontdoor::extract(*best, frontdoor::kMaxRawBytes, &code));
+  frontdoor::ProgramInfo program;
+  if (!frontdoor::scan_cubin(code, &program)) return CUDA_ERROR_INVALID_IMAGE;
+  static std::atomic<int> told{0};
+  if (++told <= kToldImages) {
+    std::string line = "gpupool simulated GPU: an image without PTX: its " +
+                       std::to_string(program.kernels.size()) + " kernels do nothing" +
+                       (told == kToldImages ? "; further images are not told of\n" : "\n");
+    ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
+    (void)ignored;
+  }
+  *source = {"machine code", stand_in(program)};
+  return CUDA_SUCCESS;
+}
 
 }  // namespace
+
+uint32_t at_most(uint32_t a, uint32_t b) { return a && b ? std::min(a, b) : std::max(a, b); }
 
 std::string join_parts(const std::vector<SourceText>& parts) {
   std::string text(kLinked);
   for (const SourceText& part : parts) {
     std::string name = part.name;
     std::replace_if(name.begin(), name.end(), [](char c) { return c == '\n' || c == '\0'; }, '_');
-    text +=
-        std::string(kPart) + std::to_string(part.ptx.size()) + " " + name + "\n" + part.ptx + "\n";
+    text += std::string(kPart) + std::to_string(part.ptx.size()) + " " +
+            std::to_string(part.max_registers) + " " + name + "\n" + part.ptx + "\n";
   }
   return text;
 }
@@ -34,21 +64,26 @@ bool split_parts(std::string_view text, std::vector<SourceText>* parts) {
   while (text.starts_with(kPart)) {
     text.remove_prefix(kPart.size());
     size_t bytes = 0;
-    auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
     size_t line = text.find('\n');
-    if (error != std::errc() || line == std::string_view::npos || *end != ' ' ||
+    if (line == std::string_view::npos) return false;
+    uint32_t registers = 0;
+    const char* last = text.data() + line;
+    auto [middle, error] = std::from_chars(text.data(), last, bytes);
+    if (error != std::errc() || middle == last || *middle != ' ') return false;
+    auto [end, second_error] = std::from_chars(middle + 1, last, registers);
+    if (second_error != std::errc() || end == last || *end != ' ' ||
         bytes > text.size() - line - 1) {
       return false;
     }
-    std::string name(end + 1, text.data() + line);
-    parts->push_back({name, std::string(text.substr(line + 1, bytes))});
+    parts->push_back(
+        {std::string(end + 1, last), std::string(text.substr(line + 1, bytes)), registers});
     text.remove_prefix(line + 1 + bytes);
     if (text.starts_with('\n')) text.remove_prefix(1);
   }
   return !parts->empty();
 }
 
-CUresult read_image(const void* pointer, const DeviceModel& model,
+CUresult read_image(const void* pointer, const DeviceModel& model, const JitOptions& options,
                     std::vector<SourceText>* sources) {
   frontdoor::Image image;
   GPUPOOL_TRY(frontdoor::open_trusted(pointer, &image));
@@ -60,7 +95,15 @@ CUresult read_image(const void* pointer, const DeviceModel& model,
     const frontdoor::Candidate* best = nullptr;
     // Of a program in parts (relocatable device code), those that don't fit are left out: the
     // device runtime brings one for other cards.
-    if (frontdoor::select(part, selection, &best) != CUDA_SUCCESS) continue;
+    if (frontdoor::select(part, selection, &best) != CUDA_SUCCESS) {
+      if (!driver().machine.empty_kernels || options.prefer_ptx()) continue;
+      SourceText source;
+      CUresult status = stand_in_for(part, model, &source);
+      if (status == CUDA_ERROR_NO_BINARY_FOR_GPU) continue;
+      GPUPOOL_TRY(status);
+      sources->push_back(std::move(source));
+      continue;
+    }
     std::vector<uint8_t> code;
     GPUPOOL_TRY(frontdoor::extract(*best, frontdoor::kMaxRawBytes, &code));
     std::string text(code.begin(), code.end());
@@ -68,6 +111,9 @@ CUresult read_image(const void* pointer, const DeviceModel& model,
     std::string name(best->name);
     if (name.empty()) name = "ptx input";
     sources->push_back({name, std::move(text)});
+  }
+  for (SourceText& source : *sources) {
+    source.max_registers = at_most(source.max_registers, options.max_registers());
   }
   return sources->empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
 }
@@ -114,6 +160,12 @@ CUresult JitOptions::read(unsigned count, const CUjit_option* options, void** va
         break;
       case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
         error_.size = &values[i], error_.capacity = number;
+        break;
+      case CU_JIT_MAX_REGISTERS:
+        max_registers_ = number;
+        break;
+      case CU_JIT_FALLBACK_STRATEGY:
+        prefer_ptx_ = number == unsigned(CU_PREFER_PTX);
         break;
       case CU_JIT_WALL_TIME:
         wall_time_value_ = &values[i];

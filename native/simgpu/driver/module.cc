@@ -68,16 +68,18 @@ HandleTable<Function>& functions() { return table<Function>(); }
 HandleTable<Library>& libraries() { return table<Library>(); }
 HandleTable<Kernel>& kernel_handles() { return table<Kernel>(); }
 
+void say_refused(const std::string& kernel, const std::string& why) {
+  std::string line =
+      "gpupool simulated GPU: kernel " + kernel + " can't be executed: " + why + "\n";
+  ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
+  (void)ignored;
+}
+
 CUresult Function::info(const KernelInfo** info) {
   std::string why;
   *info = program->kernel(index, &why);
   if (*info) return CUDA_SUCCESS;
-  if (!said_.exchange(true)) {
-    std::string line =
-        "gpupool simulated GPU: kernel " + name + " can't be executed: " + why + "\n";
-    ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
-    (void)ignored;
-  }
+  if (!said_.exchange(true)) say_refused(name, why);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -33,6 +33,9 @@ struct Function {
   std::atomic<bool> said_{false};
 };
 
+// A line on stderr.
+void say_refused(const std::string& kernel, const std::string& why);
+
 class Module {
  public:
   Module(Context* context, std::shared_ptr<Program> program, Library* library)
@@ -55,6 +58,7 @@ struct Kernel {
   std::string name;
   std::mutex mutex;
   std::map<int, std::map<int, int>> attributes;  // by device ordinal: set attributes
+  std::atomic<bool> said_refused{false};
   std::shared_ptr<Function> function(Context* context, CUresult* status);
 };
 
@@ -83,6 +87,9 @@ class JitOptions {
  public:
   CUresult read(unsigned count, const CUjit_option* options, void** values);
   void write(const std::string& info, const std::string& errors);
+  uint32_t max_registers() const { return max_registers_; }  // 0: not set
+  // What is to be compiled is preferred to machine code that does not fit exactly.
+  bool prefer_ptx() const { return prefer_ptx_; }
 
  private:
   struct Log {
@@ -93,10 +100,13 @@ class JitOptions {
   static void write_log(Log& log, const std::string& text);
   Log info_, error_;
   void** wall_time_value_ = nullptr;
+  uint32_t max_registers_ = 0;
+  bool prefer_ptx_ = false;
 };
 
-// The PTX of an image that a device of this kind executes.
-CUresult read_image(const void* image, const DeviceModel& model, std::vector<SourceText>* sources);
+// The PTX of an image that a device of this kind executes, to be compiled with these options.
+CUresult read_image(const void* image, const DeviceModel& model, const JitOptions& options,
+                    std::vector<SourceText>* sources);
 CUresult load(const std::vector<SourceText>& sources, const DeviceModel& model,
               std::shared_ptr<MemorySpace> memory, std::shared_ptr<Program>* program,
               std::string* log);
@@ -105,6 +115,7 @@ CUresult result_of(LoadStatus status);
 // What cuLinkComplete makes: text that holds the linked parts, and how it is taken apart again.
 std::string join_parts(const std::vector<SourceText>& parts);
 bool split_parts(std::string_view text, std::vector<SourceText>* parts);
+uint32_t at_most(uint32_t a, uint32_t b);  // of two limits the tighter one; 0: none
 
 CUresult read_file(const char* path, std::vector<char>* bytes);  // NUL-terminated
 

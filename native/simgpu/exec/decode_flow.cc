@@ -143,8 +143,11 @@ void Decoder::call(Modifiers& m) {
   const ParameterPlaces places = place_parameters(*returns, *parameters);
   site.parameter_bytes = places.bytes;
   const auto args = body_.elements_of(arguments), rets = body_.elements_of(results);
-  if (args.size() != parameters->size() || rets.size() != returns->size())
-    refuse("the number of arguments or results differs from the function's");
+  if (args.size() != parameters->size())
+    refuse("the number of arguments differs from the function's");
+  // A unit may have declared the function with a result that its definition elsewhere doesn't have,
+  // which linkers don't mind; the result is then undefined.
+  const size_t result_count = std::min(rets.size(), returns->size());
   for (size_t k = 0; k < args.size(); ++k) {
     const ptx::Parameter& p = (*parameters)[k];
     ParameterCopy copy;
@@ -168,7 +171,7 @@ void Decoder::call(Modifiers& m) {
     site.arguments.push_back(copy);
   }
   std::vector<std::pair<size_t, uint32_t>> registers;  // results that go to registers: slot
-  for (size_t k = 0; k < rets.size(); ++k) {
+  for (size_t k = 0; k < result_count; ++k) {
     const ptx::Parameter& p = (*returns)[k];
     ParameterCopy copy;
     copy.callee = places.returns[k];

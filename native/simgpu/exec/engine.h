@@ -99,6 +99,7 @@ class Program {
 struct SourceText {
   std::string name;  // for messages
   std::string ptx;
+  uint32_t max_registers = 0;  // more are not reported for its kernels; 0: no limit
 };
 
 struct LoadResult {

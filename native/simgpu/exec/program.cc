@@ -9,8 +9,11 @@ constexpr uint32_t kMaxLocalBytes = 512 * 1024;  // CUDA's limit for a thread's 
 constexpr uint64_t kHeapBytes = 8 << 20;         // CU_LIMIT_MALLOC_HEAP_SIZE's default
 
 EngineProgram::EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
-                             std::shared_ptr<MemorySpace> memory)
-    : linked_(std::move(linked)), device_(device), heap_(std::move(memory), kHeapBytes) {
+                             std::shared_ptr<MemorySpace> memory, uint32_t max_registers)
+    : linked_(std::move(linked)),
+      device_(device),
+      max_registers_(max_registers),
+      heap_(std::move(memory), kHeapBytes) {
   for (size_t k = 0; k < linked_->kernels().size(); ++k)
     kernels_.push_back(std::make_unique<Slot>());
 }
@@ -63,6 +66,7 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
                                    ? most
                                    : static_cast<uint32_t>(device_.max_threads_per_block);
   uint32_t registers = f.max_registers ? f.max_registers : 255;
+  if (max_registers_) registers = std::min(registers, std::max(16u, max_registers_));
   if (f.required_block[0] || f.max_block[0]) {
     // What a kernel declares must be able to run: the compiler keeps to fewer registers for it.
     const uint32_t lanes = std::max(1u, (most + 31) / 32 * 32) * std::max(1u, f.min_blocks);
@@ -109,9 +113,14 @@ LoadResult load_program(const std::vector<SourceText>& sources, const DeviceMode
   LoadResult r;
   r.status = linked.status;
   r.log = std::move(linked.log);
+  uint32_t max_registers = 0;
+  for (const SourceText& s : sources) {
+    if (s.max_registers && (!max_registers || s.max_registers < max_registers))
+      max_registers = s.max_registers;
+  }
   if (linked.program)
-    r.program =
-        std::make_shared<exec::EngineProgram>(std::move(linked.program), device, std::move(memory));
+    r.program = std::make_shared<exec::EngineProgram>(std::move(linked.program), device,
+                                                      std::move(memory), max_registers);
   return r;
 }
 

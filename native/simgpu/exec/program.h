@@ -16,7 +16,7 @@ namespace gpupool::simgpu::exec {
 class EngineProgram : public Program {
  public:
   EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
-                std::shared_ptr<MemorySpace> memory);
+                std::shared_ptr<MemorySpace> memory, uint32_t max_registers = 0);
 
   int kernel_index(std::string_view name) const override;
   int kernel_count() const override;
@@ -40,6 +40,7 @@ class EngineProgram : public Program {
 
   std::shared_ptr<ptx::LinkedProgram> linked_;
   DeviceModel device_;
+  uint32_t max_registers_;  // 0: no limit
   ptx::DeviceHeap heap_;
   std::vector<std::unique_ptr<Slot>> kernels_;
 };

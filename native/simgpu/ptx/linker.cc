@@ -4,6 +4,7 @@
 #include <new>
 
 #include "simgpu/ptx/declarations.h"
+#include "simgpu/ptx/grid_runtime.h"
 #include "simgpu/ptx/program.h"
 
 namespace gpupool::simgpu::ptx {
@@ -24,10 +25,6 @@ constexpr BuiltinName kBuiltins[] = {
     {"free", Builtin::kFree},
     {"__assertfail", Builtin::kAssertFail},
     {"cudaCGGetIntrinsicHandle", Builtin::kCgGetIntrinsicHandle},
-    {"cudaCGSynchronize", Builtin::kCgSynchronize},
-    {"cudaCGSynchronizeGrid", Builtin::kCgSynchronizeGrid},
-    {"cudaCGGetSize", Builtin::kCgGetSize},
-    {"cudaCGGetRank", Builtin::kCgGetRank},
     // The device runtime's: programs that link with it may name them without calling them.
     {"cudaDeviceSynchronize", Builtin::kOther},
     {"__cudaDeviceSynchronizeDeprecationAvoidance", Builtin::kOther},
@@ -101,6 +98,7 @@ class Linker {
   LinkResult run(const std::vector<SourceText>& sources) {
     if (sources.empty()) error(LoadStatus::kInvalidPtx, {}, 0, "No PTX input");
     for (const SourceText& s : sources) parse(s);
+    if (ok() && needs_grid_runtime()) parse({"device runtime", std::string(kGridRuntime)});
     if (ok()) collect();
     if (ok()) choose();
     if (ok()) define_functions();
@@ -147,6 +145,18 @@ class Linker {
     log_ += file.empty() ? "application ptx input" : file;
     if (line != 0) log_ += ", line " + std::to_string(line);
     log_ += "; error   : " + message + "\n";
+  }
+
+  bool needs_grid_runtime() const {
+    for (const auto& unit : program_->units_) {
+      for (const FunctionDeclaration& f : unit->functions) {
+        if (!f.defined && f.linkage == Linkage::kExtern &&
+            std::find(std::begin(kGridFunctions), std::end(kGridFunctions), f.name) !=
+                std::end(kGridFunctions))
+          return true;
+      }
+    }
+    return false;
   }
 
   void parse(const SourceText& source) {

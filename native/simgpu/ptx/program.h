@@ -34,10 +34,6 @@ enum class Builtin : uint8_t {
   kFree,                  // (.b64 address)
   kAssertFail,            // (.b64 message, .b64 file, .b32 line, .b64 function, .b64 charSize)
   kCgGetIntrinsicHandle,  // (.b32 scope) -> .b64
-  kCgSynchronize,         // (.b64 handle, .b32 flags) -> .b32
-  kCgSynchronizeGrid,     // (.b64 handle, .b32 flags) -> .b32
-  kCgGetSize,             // (.b64 numThreads*, .b64 numGrids*, .b64 handle) -> .b32
-  kCgGetRank,             // (.b64 threadRank*, .b64 gridRank*, .b64 handle) -> .b32
   kOther,                 // a known name of the device runtime that isn't carried out
 };
 

@@ -97,6 +97,7 @@ class Device {
     l.parameters = arguments.bytes;
     l.dynamic_shared_bytes = dynamic_shared;
     l.instruction_limit = instruction_limit;
+    l.cooperative = cooperative;
     LaunchHooks hooks;
     hooks.checkpoint = [] { return true; };
     hooks.print = [this](std::string_view s) {
@@ -113,6 +114,7 @@ class Device {
   std::mutex output_mutex;
   LaunchCounters counters;
   uint64_t instruction_limit = 0;
+  bool cooperative = false;
 };
 
 // ---------------------------------------------------------------- one instruction, many operands

@@ -343,5 +343,56 @@ TEST(ExecProgram, KernelInformation) {
   EXPECT_EQ(b->required_block[2], 1u);
 }
 
+// Linkers go by names: a unit may think that a function has a result, and another one defines it
+// without.
+TEST(ExecProgram, ADeclaredResultThatTheDefinitionDoesNotHave) {
+  const std::string header = ".version 8.0\n.target sm_80\n.address_size 64\n";
+  const std::string definition = header + R"(
+.visible .func consume(.param .b64 where, .param .b32 value)
+{ .reg .b64 %a; .reg .b32 %v; ld.param.u64 %a, [where]; ld.param.u32 %v, [value];
+  st.u32 [%a], %v; ret; })";
+  const std::string caller = header + R"(
+.extern .func (.param .b64 r) consume(.param .b64 where, .param .b32 value);
+.visible .entry k(.param .u64 out)
+{
+  .reg .b64 %out, %r; .reg .b32 %v;
+  ld.param.u64 %out, [out];
+  mov.u32 %v, 42;
+  { .param .b64 a; .param .b32 b; .param .b64 c; st.param.b64 [a], %out; st.param.b32 [b], %v;
+    call.uni (c), consume, (a, b); ld.param.b64 %r, [c]; }
+  st.global.u32 [%out+4], %v;
+  ret;
+})";
+  Device d("");
+  d.program =
+      load_program({{"caller.ptx", caller}, {"definition.ptx", definition}}, d.model, d.memory)
+          .program;
+  ASSERT_TRUE(d.program);
+  auto* out = d.array<uint32_t>(2);
+  const auto fault = d.launch("k", 1, 1, Device::Arguments().add(out));
+  ASSERT_FALSE(fault) << fault->what;
+  EXPECT_EQ(out[0], 42u);
+  EXPECT_EQ(out[1], 42u);
+}
+
+TEST(ExecProgram, ALimitOfRegistersIsKept) {
+  std::string body = ".visible .entry k(.param .u64 out)\n{ .reg .b64 %o; .reg .b32 %r<64>;\n";
+  for (int i = 0; i < 64; ++i) body += "mov.u32 %r" + std::to_string(i) + ", %tid.x;\n";
+  body += "ld.param.u64 %o, [out];\n";
+  for (int i = 0; i < 64; ++i)
+    body += "st.global.u32 [%o+" + std::to_string(4 * i) + "], %r" + std::to_string(i) + ";\n";
+  body = ".version 8.0\n.target sm_80\n.address_size 64\n" + body + "ret; }\n";
+  Device d("");
+  std::string why;
+  auto registers = [&](uint32_t limit) {
+    d.program = load_program({{"k.ptx", body, limit}}, d.model, d.memory).program;
+    const KernelInfo* info = d.program->kernel(0, &why);
+    return info ? info->registers : 0;
+  };
+  EXPECT_GT(registers(0), 38u) << why;
+  EXPECT_LE(registers(38), 38u) << why;
+  EXPECT_GE(registers(38), 1u) << why;
+}
+
 }  // namespace
 }  // namespace gpupool::simgpu
