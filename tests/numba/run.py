@@ -113,6 +113,11 @@ def add_to(
             ET.SubElement(case, "skipped", message=result.text[:200])
 
 
+def _stopped(number: int, frame: object) -> None:
+    print("numba: stopped before its end; is its time budget too small for this machine?")
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,7 +133,7 @@ def main() -> int:
     ways = chosen.through.split(",")
     if not set(ways) <= set(WAYS):
         parser.error("--through: direct, pool or direct,pool")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _stopped)
     expected = Expectations.read(HERE / "expected.toml")
     modules: list[str] = chosen.modules
     command = [chosen.python, "-P", str(HERE / "suite.py")]

@@ -183,6 +183,7 @@ class Runner:
             status = 70
             try:
                 os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.close(reader)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
@@ -246,7 +247,15 @@ class Runner:
         return len(left) <= 1
 
     def run(self, modules: list[str]) -> None:
-        """Runs all modules."""
+        """Runs all modules; leaves no process behind, also when it is stopped."""
+        try:
+            self._run(modules)
+        finally:
+            for key in self.selector.get_map().values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(key.data.pid, signal.SIGKILL)
+
+    def _run(self, modules: list[str]) -> None:
         waiting = [Module(path) for path in reversed(modules)]
         working: set[int] = set()
         while waiting or working:
@@ -295,6 +304,7 @@ def main() -> int:
     # Imported once for all, before the forks. None of these touches the driver.
     import numba.cuda.testing  # noqa: F401
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.chdir(chosen.output)
     Runner(directory, chosen.output, chosen.jobs, chosen.limit).run(
         chosen.modules or modules_of(directory)
