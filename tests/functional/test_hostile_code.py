@@ -108,7 +108,7 @@ def test_what_two_readers_of_a_text_disagree_about_counts_all_the_same(lease: Le
     ]
     image = "// gpupool linked program\n"
     for part in parts:
-        image += f"//@gpupool-part {len(part)} a\n{part}\n"
+        image += f"//@gpupool-part {len(part)} 0 a\n{part}\n"
     with connected(lease) as client:
         assert client.load(image.encode()).status != 0
         assert client.used() == 0

@@ -1,4 +1,6 @@
 // The cuMemcpy family, over copies.h.
+#include <type_traits>
+
 #include "frontdoor/default_stream.h"
 #include "graphs/arrays.h"
 #include "simgpu/driver/copies.h"
@@ -91,6 +93,13 @@ template <class Parameters>
 CUresult copy_3d(const Parameters* p, CUstream stream, bool wait) {
   GPUPOOL_CURRENT(context);
   if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  if constexpr (std::is_same_v<Parameters, CUDA_MEMCPY3D_PEER>) {
+    // The side of the host ignores its context.
+    if ((p->srcMemoryType != CU_MEMORYTYPE_HOST && !find_context(p->srcContext)) ||
+        (p->dstMemoryType != CU_MEMORYTYPE_HOST && !find_context(p->dstContext))) {
+      return CUDA_ERROR_INVALID_CONTEXT;
+    }
+  }
   if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
   Copy c;
   GPUPOOL_TRY(read_3d(p, &c));

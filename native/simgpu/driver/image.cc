@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "frontdoor/cubin.h"
 #include "frontdoor/images.h"
@@ -61,6 +62,7 @@ std::string join_parts(const std::vector<SourceText>& parts) {
 bool split_parts(std::string_view text, std::vector<SourceText>* parts) {
   if (!text.starts_with(kLinked)) return false;
   text.remove_prefix(kLinked.size());
+  std::vector<SourceText> found;  // all or none: a text is not read in two ways
   while (text.starts_with(kPart)) {
     text.remove_prefix(kPart.size());
     size_t bytes = 0;
@@ -75,12 +77,16 @@ bool split_parts(std::string_view text, std::vector<SourceText>* parts) {
         bytes > text.size() - line - 1) {
       return false;
     }
-    parts->push_back(
+    found.push_back(
         {std::string(end + 1, last), std::string(text.substr(line + 1, bytes)), registers});
     text.remove_prefix(line + 1 + bytes);
     if (text.starts_with('\n')) text.remove_prefix(1);
   }
-  return !parts->empty();
+  const bool ended = text.find_first_not_of('\0') == std::string_view::npos;
+  if (found.empty() || !ended) return false;
+  parts->insert(parts->end(), std::make_move_iterator(found.begin()),
+                std::make_move_iterator(found.end()));
+  return true;
 }
 
 CUresult read_image(const void* pointer, const DeviceModel& model, const JitOptions& options,
