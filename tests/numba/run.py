@@ -10,6 +10,7 @@ doesn't name. Without --all only the modules that quick.txt names run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import signal
@@ -39,10 +40,8 @@ def links(directory: Path, driver: Path) -> Path:
     return directory
 
 
-def run_way(
-    way: str, pool: Sandbox, command: list[str], output: Path, scratch: Path
-) -> dict[str, Result]:
-    """Runs the suite one way; returns the results by test."""
+def run_way(way: str, pool: Sandbox, command: list[str], output: Path, scratch: Path) -> None:
+    """Runs the suite one way; the results are in `output`."""
     environment = pool.environment
     environment.pop("GPUPOOL_LEASE_FILE", None)
     environment.pop("PYTHONPATH", None)
@@ -77,13 +76,18 @@ def run_way(
         process.terminate()
         process.wait()
         raise
-    results = {}
-    with (output / "results.jsonl").open() as lines:
-        for line in lines:
-            result = Result(**json.loads(line))
-            results[result.test] = result
     if status != 0:
-        results["suite"] = Result("suite", "failed", text=f"the suite's runner ended with {status}")
+        print(f"{way}: the suite's runner ended with status {status}")
+
+
+def read_results(output: Path) -> dict[str, Result]:
+    """The results by test; those that there are if the suite was stopped."""
+    results = {}
+    with contextlib.suppress(FileNotFoundError), (output / "results.jsonl").open() as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the last line, cut short
+                result = Result(**json.loads(line))
+                results[result.test] = result
     return results
 
 
@@ -113,9 +117,13 @@ def add_to(
             ET.SubElement(case, "skipped", message=result.text[:200])
 
 
+class Stopped(Exception):
+    """By a signal."""
+
+
 def _stopped(number: int, frame: object) -> None:
-    print("numba: stopped before its end; is its time budget too small for this machine?")
-    sys.exit(128 + number)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left takes no time
+    raise Stopped
 
 
 def main() -> int:
@@ -150,7 +158,6 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="gpupool-numba-", dir="/tmp"))
     output: Path = chosen.output or scratch / "output"
     output.mkdir(parents=True)
-    results: dict[str, dict[str, Result]] = {}
     suite = ET.Element("testsuite", name="numba")
     failed = 0
     try:
@@ -158,7 +165,12 @@ def main() -> int:
             for way in ways:
                 (scratch / way).mkdir()
                 (output / way).mkdir()
-                results[way] = run_way(way, pool, command, output / way, scratch / way)
+                run_way(way, pool, command, output / way, scratch / way)
+    except Stopped:
+        print("numba: stopped before its end; is its time budget too small for this machine?")
+        failed += 1
+    try:
+        results = {way: read_results(output / way) for way in ways}
         for way in ways:
             problems = problems_of(way, results[way], expected, set(modules or everything))
             if way == "pool" and "direct" in results:
