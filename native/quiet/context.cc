@@ -1,6 +1,8 @@
 // Contexts: primary and others, and each thread's stack of them.
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "frontdoor/hooks.h"
 #include "quiet/quiet.h"
@@ -19,6 +21,14 @@ Stack& stack() {
 std::atomic<unsigned long long> g_next_id{1000};
 std::mutex g_primary_mutex;
 
+// Every context that was made: one that was destroyed may still be current in another thread.
+void keep(CUctx_st* context) {
+  static std::mutex lock;
+  static auto* all = new std::vector<CUctx_st*>;
+  std::lock_guard guard(lock);
+  all->push_back(context);
+}
+
 void end_context(CUcontext context) {
   frontdoor::forget_context(context);
   release_modules(context);
@@ -31,6 +41,7 @@ CUresult create(CUcontext* result, unsigned flags, CUdevice device) {
   if (device < 0 || static_cast<size_t>(device) >= machine().devices.size())
     return CUDA_ERROR_INVALID_DEVICE;
   auto* context = new CUctx_st;
+  keep(context);
   context->device = device;
   context->flags = flags;
   context->id = g_next_id++;
