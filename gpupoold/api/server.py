@@ -31,7 +31,8 @@ LOG = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Pool"].full_name
 MESSAGE_MAX = 1 << 20
-STREAMS_MAX = 32  # requests at once on one connection
+STREAMS_MAX = 8  # requests at once on one connection
+PENDING_MAX = 8192  # of all connections, before gRPC begins to turn some away, whoever's they are
 BROKER_SECONDS = 0.2  # how often it is looked at for its health
 
 
@@ -80,6 +81,8 @@ class ApiServer:
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_MAX),
                 ("grpc.max_concurrent_streams", STREAMS_MAX),
+                ("grpc.server.max_pending_requests", PENDING_MAX),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_MAX),
                 ("grpc.so_reuseport", 0),
             ]
         )

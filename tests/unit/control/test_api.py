@@ -366,7 +366,7 @@ def test_requests_that_are_opened_and_never_made_hold_nobody_up(served):
     count = served.settings.worker_threads + 8
     channels = [
         grpc.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(4)
+        for _ in range(16)
     ]
     methods = (
         "/gpupool.v1.Pool/ListSlices",
