@@ -115,7 +115,7 @@ DRIVER_PROGRAMS = [
     Program("pools", "driver"),
     Program("stream_attributes", "driver"),
     Program("capture", "driver"),
-    Program("graph_nodes", "driver"),
+    Program("graph_nodes", "driver", arguments=("host",)),
     Program("fork", "driver"),
     Program("sticky", "driver", output=None, faults=True),
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),
