@@ -41,6 +41,7 @@ class BuildWithNative(build_py):
             "-B", NATIVE_BUILD,
             "-G", "Ninja",
             f"-DPython3_EXECUTABLE={sys.executable}",
+            "-DCMAKE_BUILD_TYPE=Release",
         )  # fmt: skip
         _run("cmake", "--build", NATIVE_BUILD)
         _run(

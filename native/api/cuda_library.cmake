@@ -31,11 +31,13 @@ add_library(gpupool_cuda_exports OBJECT EXCLUDE_FROM_ALL
 target_link_libraries(gpupool_cuda_exports PRIVATE gpupool_api)
 target_compile_definitions(gpupool_cuda_exports PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
 target_compile_options(gpupool_cuda_exports PRIVATE -ftls-model=initial-exec)
+gpupool_precompiled_headers(gpupool_cuda_exports GROUP cuda)
 
 add_library(gpupool_cuda_graphs OBJECT EXCLUDE_FROM_ALL ${GPUPOOL_GRAPH_SOURCES})
 target_link_libraries(gpupool_cuda_graphs PRIVATE gpupool_api)
 target_compile_definitions(gpupool_cuda_graphs PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
 target_compile_options(gpupool_cuda_graphs PRIVATE -ftls-model=initial-exec)
+gpupool_precompiled_headers(gpupool_cuda_graphs GROUP cuda)
 
 function(gpupool_cuda_library target)
   cmake_parse_arguments(arg "GRAPHS;OLD_GLIBC" "DIRECTORY" "SOURCES;LIBRARIES;HEADERS" ${ARGN})
@@ -62,6 +64,7 @@ function(gpupool_cuda_library target)
   target_link_libraries(${target} PRIVATE gpupool_api ${arg_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
   target_compile_definitions(${target} PRIVATE ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS})
   target_compile_options(${target} PRIVATE -ftls-model=initial-exec)
+  gpupool_precompiled_headers(${target} GROUP cuda)
   target_link_options(${target} PRIVATE ${link_options} -static-libstdc++ -static-libgcc
     -Wl,--exclude-libs,ALL)
   set_target_properties(${target} PROPERTIES PREFIX lib OUTPUT_NAME cuda SUFFIX .so.1 NO_SONAME ON
@@ -83,10 +86,21 @@ macro(gpupool_old_glibc_library target output)
     file(CREATE_LINK ${found_${header}}/${header} ${vendor}/${header} SYMBOLIC)
   endforeach()
   set(compiler ${Python3_EXECUTABLE} -m ziglang c++ -target x86_64-linux-gnu.2.28)
-  set(flags -std=c++20 -O2 -g1 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
+  set(flags -std=c++20 -O2 $<$<CONFIG:RelWithDebInfo>:-g1> -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
     -ftls-model=initial-exec -fno-sanitize=undefined -Wall -Wextra -Wno-missing-field-initializers
     -Wno-nullability-completeness)
   set(objects "")
+  set(precompiled ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects/precompiled.pch)
+  set(use_precompiled -include-pch ${precompiled})
+  add_custom_command(OUTPUT ${precompiled}
+    COMMAND ${compiler} ${flags} "-D$<JOIN:${GPUPOOL_CUDA_LIBRARY_DEFINITIONS},;-D>"
+      -x c++-header ${CMAKE_SOURCE_DIR}/native/precompiled.h -o ${precompiled}
+    DEPENDS ${CMAKE_SOURCE_DIR}/native/precompiled.h COMMAND_EXPAND_LISTS VERBATIM
+    COMMENT "Precompiling headers for glibc 2.28")
+  if(CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    set(precompiled "")
+    set(use_precompiled "")
+  endif()
   foreach(source ${arg_SOURCES} ${GPUPOOL_FRONTDOOR_SOURCES} ${GPUPOOL_EXPORT_SOURCES})
     get_filename_component(source ${source} ABSOLUTE)
     string(MD5 hash ${source})
@@ -96,8 +110,8 @@ macro(gpupool_old_glibc_library target output)
     add_custom_command(OUTPUT ${object}
       COMMAND ${compiler} ${flags} "-D$<JOIN:${GPUPOOL_CUDA_LIBRARY_DEFINITIONS},;-D>"
         -I${CMAKE_SOURCE_DIR}/native -I${GPUPOOL_GENERATED} -I${vendor}
-        -MD -MF ${object}.d -c ${source} -o ${object}
-      DEPENDS ${source} gpupool_generated DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
+        ${use_precompiled} -MD -MF ${object}.d -c ${source} -o ${object}
+      DEPENDS ${source} ${precompiled} gpupool_generated DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
       COMMENT "Compiling ${name} for glibc 2.28")
     list(APPEND objects ${object})
   endforeach()

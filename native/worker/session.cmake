@@ -7,3 +7,4 @@ add_library(gpupool_session STATIC admission.cc books.cc driver.cc frames.cc hos
   virtual_memory.cc ${GPUPOOL_GENERATED}/worker/plain.cc)
 target_link_libraries(gpupool_session PUBLIC gpupool_api gpupool_wire gpupool_carriers
   gpupool_images ${CMAKE_DL_LIBS} Threads::Threads)
+gpupool_precompiled_headers(gpupool_session GROUP plain)
