@@ -49,10 +49,12 @@ class Health(enum.StrEnum):
 
 
 class LeaseKind(enum.StrEnum):
-    """owner: of a slice made by hand, all the owner's programs. run: of one process."""
+    """owner: of a slice made by hand, all the owner's programs. run: of one process. vm: of one
+    virtual machine."""
 
     OWNER = "owner"
     RUN = "run"
+    VM = "vm"
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,28 @@ class Run:
     command: str
     lease_file: str
     created_at: float
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A virtual machine's lease, from its grant until nothing of it is left.
+
+    `id` is the lease's. `owner_uid` gets the slice back unless it is `temporary`. `epoch` counts
+    the boots of the virtual machine under this lease, from 1. The lease stands while `ended_at` is
+    None; afterwards only devices and the region file are left to be removed.
+    """
+
+    id: str
+    domain_uuid: str
+    domain_name: str
+    slice_name: str
+    owner_uid: int
+    temporary: bool
+    region_path: str  # empty: none
+    region_inode: int
+    epoch: int
+    created_at: float
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)

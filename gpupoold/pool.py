@@ -1,6 +1,6 @@
 """The pool of one host: every operation on GPUs, slices, leases and sessions.
 
-`_lock` makes plan and store of one change one step. The broker's news come in a thread of their
+`lock` makes plan and store of one change one step. The broker's news come in a thread of their
 own and never take it, so the broker may be asked while it is held.
 """
 
@@ -28,8 +28,8 @@ from gpupoold.gpus import Driver, HealthReport
 from gpupoold.health import HealthMonitor
 from gpupoold.leases.desired import virtual_uuid_bytes
 from gpupoold.leases.link import BrokerLink
+from gpupoold.leases.new import new_lease, new_run
 from gpupoold.leases.runs import Runs
-from gpupoold.leases.secrets import new_key
 from gpupoold.model import (
     Caller,
     Event,
@@ -38,7 +38,6 @@ from gpupoold.model import (
     Health,
     Lease,
     LeaseKind,
-    ProcessIdentity,
     Run,
     Session,
     Slice,
@@ -63,7 +62,7 @@ class Pool:
         self.runs = Runs(settings, self._run_ended)
         self.broker = BrokerLink(settings, store, self.runs, self._gpu_uuids, self.notify)
         self.book = self.broker.book
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._gpus: list[Gpu] = []  # those that the driver has now
         self._reports: dict[str, HealthReport] = {}
         self._monitor: HealthMonitor | None = None
@@ -138,7 +137,7 @@ class Pool:
                     change.delete_slice(piece.id)
                 else:
                     LOG.warning("slice %s had no lease and gets a new one", piece.name)
-                    change.add_lease(_new_lease(LeaseKind.OWNER, piece.owner_uid, piece.id))
+                    change.add_lease(new_lease(LeaseKind.OWNER, piece.owner_uid, piece.id))
 
     def _resume_runs(self) -> None:
         _, _, leases, runs = self.store.snapshot()
@@ -304,7 +303,7 @@ class Pool:
         """Sets the drain mark; only for administrators."""
         if not caller.is_admin:
             raise NotPermitted("only root may drain a GPU")
-        with self._lock:
+        with self.lock:
             state = planning.find_gpu(self.gpu_states(), wanted)
             if state.drained != drained:
                 with self.store.change() as change:
@@ -329,12 +328,12 @@ class Pool:
 
     def create_slice(self, caller: Caller, request: Request) -> SliceView:
         """Makes a slice and leases it to the caller. Raises what planning and the store raise."""
-        with self._lock:
+        with self.lock:
             slices = self.store.slices()
             planning.check_request(request)
             self._check_count(caller, slices)
-            piece = self._plan(caller, request, slices, temporary=False)
-            lease = _new_lease(LeaseKind.OWNER, caller.uid, piece.id)
+            piece = self.plan(caller, request, slices, temporary=False)
+            lease = new_lease(LeaseKind.OWNER, caller.uid, piece.id)
             with self.store.change() as change:
                 change.add_slice(piece)
                 change.add_lease(lease)
@@ -350,9 +349,10 @@ class Pool:
         if sum(piece.owner_uid == caller.uid for piece in slices) >= most:
             raise NoCapacity(f"a user may have at most {most} slices at once on this host")
 
-    def _plan(
+    def plan(
         self, caller: Caller, request: Request, slices: Sequence[Slice], *, temporary: bool
     ) -> Slice:
+        """The slice that a request leads to; the caller holds `lock`. Raises what planning does."""
         for other in slices:  # also checked by the store; here the sentence can be better
             if other.name == request.name:
                 raise Conflict(f"there is already a slice named {request.name}")
@@ -383,7 +383,7 @@ class Pool:
         """
         if not compute and not memory:
             raise InvalidRequest("neither a new compute share nor a new memory size is given")
-        with self._lock:
+        with self.lock:
             piece = self._find_slice(caller, self.store.slices(), name)
         if memory and memory < piece.memory_mib and not self.broker.connected:
             raise BrokerUnavailable(
@@ -391,7 +391,7 @@ class Pool:
                 f"not connected: {self.broker.problem}"
             )
         self.broker.refresh()
-        with self._lock:
+        with self.lock:
             slices = self.store.slices()
             piece = self._find_slice(caller, slices, name)
             compute = compute or piece.compute_percent
@@ -437,9 +437,15 @@ class Pool:
                 f"slice {view.piece.name} has {view.sessions} running "
                 f"session{'s' if view.sessions > 1 else ''}; end them first, or use --force"
             )
-        with self._lock:
+        with self.lock:
             piece = self._find_slice(caller, self.store.slices(), view.piece.id)
-            lease_ids = {lease.id for lease in self.store.leases() if piece.id in lease.slice_ids}
+            mine = [lease for lease in self.store.leases() if piece.id in lease.slice_ids]
+            lease_ids = {lease.id for lease in mine}
+            if not force and any(lease.kind == LeaseKind.VM for lease in mine):
+                raise Conflict(
+                    f"slice {piece.name} is leased to a virtual machine; detach it first (`guest "
+                    "list`), or use --force"
+                )
             run_ids = [run.id for run in self.store.runs() if run.lease_id in lease_ids]
             with self.store.change() as change:
                 change.delete_slice(piece.id)
@@ -469,7 +475,7 @@ class Pool:
                 f"programs cannot start now: the broker is not connected: {self.broker.problem}"
             )
         process = self.runs.identify(caller.pid)
-        with self._lock:
+        with self.lock:
             _, slices, leases, runs = self.store.snapshot()
             most = self.settings.max_runs_per_user
             if not caller.is_admin and sum(run.uid == caller.uid for run in runs) >= most:
@@ -478,15 +484,17 @@ class Pool:
             if request is not None:
                 self._check_count(caller, slices)
                 request = replace(request, name=f"run-{caller.pid}-{run_id[:8]}")
-                piece = self._plan(caller, request, slices, temporary=True)
-                lease = _new_lease(LeaseKind.RUN, caller.uid, piece.id)
+                piece = self.plan(caller, request, slices, temporary=True)
+                lease = new_lease(LeaseKind.RUN, caller.uid, piece.id)
             else:
                 piece = self._find_slice(caller, slices, slice_name)
                 lease = next(entry for entry in leases if piece.id in entry.slice_ids)
                 if lease.kind == LeaseKind.RUN:
                     raise Conflict(f"slice {piece.name} belongs to one running program")
-            self._check_usable(piece)
-            run = _new_run(run_id, lease, caller, process, command, self.runs.file_of(run_id))
+                if lease.kind == LeaseKind.VM:
+                    raise Conflict(f"slice {piece.name} is leased to a virtual machine")
+            self.check_usable(piece)
+            run = new_run(run_id, lease, caller, process, command, self.runs.file_of(run_id))
             with self.store.change() as change:
                 if request is not None:
                     change.add_slice(piece)
@@ -517,7 +525,8 @@ class Pool:
             raise
         return run, piece
 
-    def _check_usable(self, piece: Slice) -> None:
+    def check_usable(self, piece: Slice) -> None:
+        """Raises Conflict where no program could use the slice."""
         for state in self.gpu_states():
             if state.gpu.uuid != piece.gpu_uuid:
                 continue
@@ -544,7 +553,7 @@ class Pool:
         self.broker.sync_soon()
 
     def _remove_run(self, run_id: str) -> None:
-        with self._lock:
+        with self.lock:
             _, slices, leases, runs = self.store.snapshot()
             run = next((run for run in runs if run.id == run_id), None)
             if run is not None:
@@ -580,16 +589,6 @@ class Pool:
         session, lease = found[0]
         self.broker.client.kill_session(uuid.UUID(session.id).bytes, f"killed by user {caller.uid}")
         return session, lease
-
-
-def _new_lease(kind: LeaseKind, owner_uid: int, slice_id: str) -> Lease:
-    return Lease(str(uuid.uuid4()), kind, owner_uid, (slice_id,), time.time(), new_key())
-
-
-def _new_run(
-    run_id: str, lease: Lease, caller: Caller, process: ProcessIdentity, command: str, path: str
-) -> Run:
-    return Run(run_id, lease.id, caller.uid, process, command, path, time.time())
 
 
 def _made(piece: Slice) -> str:

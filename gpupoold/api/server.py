@@ -25,6 +25,7 @@ from gpupoold.api.service import PoolService
 from gpupoold.api.turns import Turns
 from gpupoold.conf import Settings
 from gpupoold.errors import SocketError
+from gpupoold.guests.manager import Guests
 from gpupoold.pool import Pool
 
 LOG = logging.getLogger(__name__)
@@ -39,8 +40,15 @@ BROKER_SECONDS = 0.2  # how often it is looked at for its health
 class ApiServer:
     """The gRPC server behind its gate."""
 
-    def __init__(self, settings: Settings, pool: Pool, listener: socket.socket) -> None:
-        """`listener` is the public socket (peers.claim)."""
+    def __init__(
+        self,
+        settings: Settings,
+        pool: Pool,
+        listener: socket.socket,
+        guests: Guests | None = None,
+    ) -> None:
+        """`listener` is the public socket (peers.claim); guests: None without libvirt."""
+        self._guests = guests
         self._settings = settings
         self._pool = pool
         self._private = os.path.join(settings.private_dir, "api.sock")
@@ -87,7 +95,7 @@ class ApiServer:
             ]
         )
         turns = Turns(self._settings.worker_threads)
-        service = PoolService(self._pool, self._gate, turns)
+        service = PoolService(self._pool, self._gate, turns, self._guests)
         pb_grpc.add_PoolServicer_to_server(service, server)
         state = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(state, server)

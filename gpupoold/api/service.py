@@ -18,7 +18,8 @@ from gpupoold.api import gpupool_pb2_grpc as pb_grpc
 from gpupoold.api import views
 from gpupoold.api.peers import PeerGate
 from gpupoold.api.turns import Turns
-from gpupoold.errors import NoCapacity, NotPermitted, PoolError
+from gpupoold.errors import Conflict, NoCapacity, NotPermitted, PoolError
+from gpupoold.guests.manager import Guests
 from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind, printable
 from gpupoold.pool import Pool
 from gpupoold.slices.planning import Request
@@ -65,9 +66,13 @@ def _answers(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
 class PoolService(pb_grpc.PoolServicer):
     """The service; all decisions are the pool's."""
 
-    def __init__(self, pool: Pool, gate: PeerGate, turns: Turns) -> None:
+    def __init__(
+        self, pool: Pool, gate: PeerGate, turns: Turns, guests: Guests | None = None
+    ) -> None:
+        """guests: None where no virtual machines are served."""
         self.turns = turns
         self._pool = pool
+        self._guests = guests
         self._gate = gate
         self._followers: Counter[int] = Counter()  # by user
         self._news = asyncio.Event()
@@ -169,7 +174,11 @@ class PoolService(pb_grpc.PoolServicer):
     def _lease(self, entry: Any) -> pb.Lease:
         pool = self._pool
         runs = {run.lease_id: run for run in pool.store.runs() if entry.kind == LeaseKind.RUN}
-        return views.lease(entry, pool.slice_names(), pool.book, runs)
+        domain = ""
+        if entry.kind == LeaseKind.VM:
+            found = (guest for guest in pool.store.guests() if guest.id == entry.id)
+            domain = next((guest.domain_name for guest in found), "")
+        return views.lease(entry, pool.slice_names(), pool.book, runs, domain)
 
     @_answers
     def ListLeases(self, caller: Caller, request: pb.ListLeasesRequest) -> pb.ListLeasesReply:
@@ -194,6 +203,29 @@ class PoolService(pb_grpc.PoolServicer):
     def KillSession(self, caller: Caller, request: pb.KillSessionRequest) -> pb.Session:
         entry, lease = self._pool.kill_session(caller, request.id)
         return views.session(entry, lease, self._pool.slice_names())
+
+    def _need_guests(self) -> Guests:
+        if self._guests is None:
+            raise Conflict(
+                "this gpupoold serves no virtual machines: [libvirt] uri is not set in its "
+                "configuration"
+            )
+        return self._guests
+
+    @_answers
+    def AttachGuest(self, caller: Caller, request: pb.AttachGuestRequest) -> pb.Guest:
+        return views.guest(self._need_guests().attach(caller, request.domain, request.slice))
+
+    @_answers
+    def DetachGuest(self, caller: Caller, request: pb.DetachGuestRequest) -> pb.Guest:
+        return views.guest(self._need_guests().detach(caller, request.domain, request.force))
+
+    @_answers
+    def ListGuests(self, caller: Caller, request: pb.ListGuestsRequest) -> pb.ListGuestsReply:
+        guests = self._need_guests()
+        return pb.ListGuestsReply(
+            guests=[views.guest(view) for view in guests.list(caller)], problem=guests.problem
+        )
 
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: grpc.aio.ServicerContext[Any, Any]

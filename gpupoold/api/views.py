@@ -8,6 +8,7 @@ import pwd
 from collections.abc import Mapping
 
 from gpupoold.api import gpupool_pb2 as pb
+from gpupoold.guests.manager import GuestView
 from gpupoold.leases.sessions import SessionBook
 from gpupoold.model import Event, Lease, Run, Session
 from gpupoold.overview import GpuView, SliceView
@@ -79,7 +80,11 @@ def piece(view: SliceView) -> pb.Slice:
 
 
 def lease(
-    entry: Lease, names: Mapping[str, str], book: SessionBook, runs: Mapping[str, Run]
+    entry: Lease,
+    names: Mapping[str, str],
+    book: SessionBook,
+    runs: Mapping[str, Run],
+    domain: str = "",
 ) -> pb.Lease:
     """One lease; never its key."""
     run = runs.get(entry.id)
@@ -92,6 +97,28 @@ def lease(
         sessions=book.count(entry.id),
         pid=run.process.pid if run else 0,
         created_at=entry.created_at,
+        domain=domain,
+    )
+
+
+def guest(view: GuestView) -> pb.Guest:
+    """One virtual machine."""
+    entry = view.guest
+    return pb.Guest(
+        domain=entry.domain_name,
+        uuid=entry.domain_uuid,
+        slice=entry.slice_name,
+        lease=entry.id,
+        ended=entry.ended_at is not None,
+        devices=view.devices,
+        channel=view.channel_path,
+        region=entry.region_path,
+        epoch=entry.epoch,
+        sessions=view.sessions,
+        problem=view.problem,
+        created_at=entry.created_at,
+        nova_name=view.nova.name if view.nova else "",
+        nova_project=view.nova.project_id if view.nova else "",
     )
 
 

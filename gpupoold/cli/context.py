@@ -131,7 +131,7 @@ class Cli:
                 errors.EXIT_UNREACHABLE,
             )
         if code == grpc.StatusCode.UNAVAILABLE and not details.startswith(
-            ("the broker", "programs cannot", "slice ")
+            ("the broker", "programs cannot", "slice ", "libvirt ")
         ):
             return CommandError(self._unreachable(self._path()), errors.EXIT_UNREACHABLE)
         status = errors.EXIT_OF_STATUS.get(code.name, errors.EXIT_OTHER)

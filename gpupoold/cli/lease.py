@@ -8,7 +8,17 @@ import click
 
 from gpupoold.cli.context import Cli, fields, moment
 
-LEASE_FIELDS = ("id", "kind", "owner_uid", "owner", "slices", "sessions", "pid", "created_at")
+LEASE_FIELDS = (
+    "id",
+    "kind",
+    "owner_uid",
+    "owner",
+    "slices",
+    "sessions",
+    "pid",
+    "created_at",
+    "domain",
+)
 
 
 def lease_entry(message: Any) -> dict[str, Any]:
@@ -37,6 +47,7 @@ def list_(cli: Cli) -> None:
             ("SLICES", "slices"),
             ("SESSIONS", "sessions"),
             ("PID", lambda entry: str(entry["pid"] or "-")),
+            ("DOMAIN", "domain"),
             ("SINCE", lambda entry: moment(entry["created_at"])),
         ],
         "there are no leases",

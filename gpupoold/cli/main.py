@@ -62,7 +62,7 @@ EPILOG = (
         "run": ("gpupoold.cli.run:run", "Run a program on a slice."),
         "lease": ("gpupoold.cli.lease:group", "Who holds which slices."),
         "session": ("gpupoold.cli.session:group", "Running programs."),
-        "guest": ("gpupoold.cli.guest:group", "Virtual machines (not in this release)."),
+        "guest": ("gpupoold.cli.guest:group", "Virtual machines that have slices."),
         "topology": ("gpupoold.cli.topology:topology", "Where the cards are in the machine."),
         "events": ("gpupoold.cli.events:events", "What happened."),
         "api": ("gpupoold.cli.api:api", "Which CUDA driver functions are served."),

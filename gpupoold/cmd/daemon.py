@@ -66,6 +66,7 @@ def serve(arguments: list[str]) -> None:
     from gpupoold.api.peers import Claim
     from gpupoold.api.server import ApiServer
     from gpupoold.gpus import Driver
+    from gpupoold.guests.manager import Guests
     from gpupoold.pool import Pool
     from gpupoold.store import Store
 
@@ -87,11 +88,14 @@ def serve(arguments: list[str]) -> None:
         store.open()
         driver.open()
         pool = Pool(settings, store, driver)
+        guests = Guests(settings, pool) if settings.libvirt_uri else None
         try:
             pool.start()
         except OSError as error:
             raise StateError(f"state: {error.filename}: {error.strerror}") from None
-        api = ApiServer(settings, pool, claim.socket)
+        if guests is not None:
+            guests.start()
+        api = ApiServer(settings, pool, claim.socket, guests)
         api.start()
         LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)
         _notify("READY=1")
@@ -99,6 +103,8 @@ def serve(arguments: list[str]) -> None:
         _notify("STOPPING=1")
         LOG.info("gpupoold ends; running programs go on")
         api.stop()
+        if guests is not None:
+            guests.stop()
         pool.stop()
     finally:
         claim.close()

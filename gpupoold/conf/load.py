@@ -55,6 +55,11 @@ class Settings:
     cgroup_parent: str
     disable_seccomp: bool
     worker_environment: dict[str, str]
+    libvirt_uri: str  # empty: no virtual machines
+    libvirt_attach_devices: bool
+    libvirt_region_mib: int
+    libvirt_region_group: str
+    libvirt_interval: int
 
     @property
     def api_socket(self) -> str:
@@ -75,6 +80,11 @@ class Settings:
     def session_socket(self) -> str:
         """Where client programs connect to the broker."""
         return os.path.join(self.run_dir, "session.sock")
+
+    @property
+    def hook_socket(self) -> str:
+        """Where libvirt's hook asks."""
+        return os.path.join(self.run_dir, "hook.sock")
 
     @property
     def lease_dir(self) -> str:
@@ -295,6 +305,9 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
                 conf.broker.worker_user,
                 "there is no such user on this host",
             ) from None
+    size = conf.libvirt.region_size
+    if size & (size - 1):
+        raise _wrong(conf, "libvirt", "region_size", size, "must be a power of two")
     return Settings(
         host=conf.host,
         state_dir=os.path.normpath(conf.state_dir),
@@ -321,6 +334,11 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,
         worker_environment=dict(conf.broker.worker_environment),
+        libvirt_uri=conf.libvirt.uri or "",
+        libvirt_attach_devices=conf.libvirt.attach_devices,
+        libvirt_region_mib=size,
+        libvirt_region_group=conf.libvirt.region_group or "",
+        libvirt_interval=conf.libvirt.interval,
     )
 
 

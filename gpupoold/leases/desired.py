@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpupoold.conf import Settings
 from gpupoold.leases import broker_pb2 as pb
-from gpupoold.model import Lease, LeaseKind, Run, Slice, SliceMode
+from gpupoold.model import Guest, Lease, LeaseKind, Run, Slice, SliceMode
 from gpupoold.slices.identity import parse_pci_address
 
 #: a packet of the broker's socket has at most 64 KiB; this much is filled
@@ -25,6 +25,7 @@ class Desired:
     slices: Mapping[str, Slice]
     leases: Sequence[Lease]
     runs: Sequence[Run]
+    guests: Sequence[Guest] = ()
 
 
 def virtual_uuid_bytes(text: str) -> bytes:
@@ -72,6 +73,7 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
     """Each lease whose cards are all there."""
     present = set(desired.gpu_uuids)
     runs = {run.lease_id: run for run in desired.runs}
+    guests = {guest.id: guest for guest in desired.guests}
     for lease in desired.leases:
         pieces = [desired.slices[slice_id] for slice_id in lease.slice_ids]
         if not pieces or any(piece.gpu_uuid not in present for piece in pieces):
@@ -82,6 +84,8 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
             consumer=f"user {lease.owner_uid}",
             slices=[_slice_message(piece) for piece in pieces],
         )
+        if lease.id in guests:
+            message.consumer = f"virtual machine {guests[lease.id].domain_name}"
         if lease.kind == LeaseKind.RUN:
             run = runs.get(lease.id)
             if run is None:  # its end was seen: the lease is about to go

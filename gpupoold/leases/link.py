@@ -114,6 +114,7 @@ class BrokerLink:
             {piece.id: piece for piece in slices},
             leases,
             runs,
+            self._store.guests(),
         )
 
     def broker_state(self, state: pb.State) -> None:

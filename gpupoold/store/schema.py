@@ -77,6 +77,59 @@ MIGRATIONS: list[list[str]] = [
         ) STRICT""",
         "INSERT INTO meta (key, value) VALUES ('generation', '1')",
     ],
+    [  # 2: leases of virtual machines. A CHECK is changed by making the table anew, and those that
+        # refer to it with it.
+        """CREATE TABLE new_leases (
+            id TEXT PRIMARY KEY,
+            kind TEXT NOT NULL CHECK (kind IN ('owner', 'run', 'vm')),
+            owner_uid INTEGER NOT NULL,
+            key BLOB NOT NULL CHECK (length(key) = 32),
+            created_at REAL NOT NULL
+        ) STRICT""",
+        "INSERT INTO new_leases SELECT id, kind, owner_uid, key, created_at FROM leases",
+        """CREATE TABLE new_lease_slices (
+            lease_id TEXT NOT NULL REFERENCES new_leases (id) ON DELETE CASCADE,
+            ordinal INTEGER NOT NULL,
+            slice_id TEXT NOT NULL UNIQUE REFERENCES slices (id),
+            PRIMARY KEY (lease_id, ordinal)
+        ) STRICT""",
+        "INSERT INTO new_lease_slices SELECT lease_id, ordinal, slice_id FROM lease_slices",
+        """CREATE TABLE new_runs (
+            id TEXT PRIMARY KEY,
+            lease_id TEXT NOT NULL REFERENCES new_leases (id) ON DELETE CASCADE,
+            uid INTEGER NOT NULL,
+            pid INTEGER NOT NULL,
+            start_ticks INTEGER NOT NULL,
+            boot_id TEXT NOT NULL,
+            command TEXT NOT NULL,
+            lease_file TEXT NOT NULL,
+            created_at REAL NOT NULL
+        ) STRICT""",
+        "INSERT INTO new_runs SELECT id, lease_id, uid, pid, start_ticks, boot_id, command,"
+        " lease_file, created_at FROM runs",
+        "DROP TABLE lease_slices",
+        "DROP TABLE runs",
+        "DROP TABLE leases",
+        "ALTER TABLE new_leases RENAME TO leases",
+        "ALTER TABLE new_lease_slices RENAME TO lease_slices",
+        "ALTER TABLE new_runs RENAME TO runs",
+        # No reference to leases: a row outlives its lease until devices and region are removed.
+        """CREATE TABLE guests (
+            id TEXT PRIMARY KEY,
+            domain_uuid TEXT NOT NULL,
+            domain_name TEXT NOT NULL,
+            slice_name TEXT NOT NULL,
+            owner_uid INTEGER NOT NULL,
+            temporary INTEGER NOT NULL CHECK (temporary IN (0, 1)),
+            region_path TEXT NOT NULL,
+            region_inode INTEGER NOT NULL,
+            epoch INTEGER NOT NULL CHECK (epoch >= 1),
+            created_at REAL NOT NULL,
+            ended_at REAL
+        ) STRICT""",
+        # A virtual machine has one lease at a time.
+        "CREATE UNIQUE INDEX one_lease_of_a_guest ON guests (domain_uuid) WHERE ended_at IS NULL",
+    ],
 ]
 
 VERSION = len(MIGRATIONS)

@@ -20,6 +20,7 @@ from gpupoold.model import (
     Event,
     Gpu,
     GpuMode,
+    Guest,
     Lease,
     LeaseKind,
     ProcessIdentity,
@@ -176,6 +177,43 @@ class Transaction:
     def delete_run(self, run_id: str) -> None:
         """Forgets a process."""
         self._db.execute("DELETE FROM runs WHERE id = ?", (run_id,))
+
+    def add_guest(self, guest: Guest) -> None:
+        """Remembers a virtual machine's lease."""
+        self._db.execute(
+            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                guest.id,
+                guest.domain_uuid,
+                guest.domain_name,
+                guest.slice_name,
+                guest.owner_uid,
+                int(guest.temporary),
+                guest.region_path,
+                guest.region_inode,
+                guest.epoch,
+                guest.created_at,
+                guest.ended_at,
+            ),
+        )
+
+    def end_guest(self, guest_id: str, at: float) -> bool:
+        """Marks a virtual machine's lease as ended; False if it was so already."""
+        cursor = self._db.execute(
+            "UPDATE guests SET ended_at = ? WHERE id = ? AND ended_at IS NULL", (at, guest_id)
+        )
+        return cursor.rowcount == 1
+
+    def raise_epoch(self, guest_id: str) -> bool:
+        """The virtual machine boots again under its lease; False if that has ended."""
+        cursor = self._db.execute(
+            "UPDATE guests SET epoch = epoch + 1 WHERE id = ? AND ended_at IS NULL", (guest_id,)
+        )
+        return cursor.rowcount == 1
+
+    def forget_guest(self, guest_id: str) -> None:
+        """Nothing is left of a virtual machine's ended lease."""
+        self._db.execute("DELETE FROM guests WHERE id = ? AND ended_at IS NOT NULL", (guest_id,))
 
     def event(
         self,
@@ -431,6 +469,29 @@ class Store:
         )
         return [
             Run(row[0], row[1], row[2], ProcessIdentity(*row[3:6]), row[6], row[7], row[8])
+            for row in rows
+        ]
+
+    def guests(self) -> list[Guest]:
+        """All leases of virtual machines, with those of which something is left; oldest first."""
+        rows = self._rows(
+            "SELECT id, domain_uuid, domain_name, slice_name, owner_uid, temporary, region_path,"
+            " region_inode, epoch, created_at, ended_at FROM guests ORDER BY created_at, id"
+        )
+        return [
+            Guest(
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                row[4],
+                bool(row[5]),
+                row[6],
+                row[7],
+                row[8],
+                row[9],
+                row[10],
+            )
             for row in rows
         ]
 

@@ -266,7 +266,7 @@ def _full_disk(path: str) -> subprocess.CompletedProcess[str]:
         """
         import resource, signal, sys
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
         from gpupoold.errors import StateError, StateWriteFailed
         from gpupoold.store import Store
         store = Store(sys.argv[1], event_limit=10**6)
@@ -318,3 +318,32 @@ def test_a_file_without_a_generation_is_damaged(store, damage):
     db.close()
     with pytest.raises(StateError, match="is damaged"):
         Store(store.path, 1000).open()
+
+
+def test_leases_and_runs_survive_the_table_that_is_made_anew(root):
+    """Version 2 makes the table of leases again; what refers to it must not go with the old one."""
+    path = str(root / "state.sqlite3")
+    db = sqlite3.connect(path, isolation_level=None)
+    for statement in schema.MIGRATIONS[0]:
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    db.execute("PRAGMA user_version = 1")
+    db.execute("INSERT INTO gpus VALUES ('GPU-a', 0, 'n', 1, 0, '9.0', 'p', 0, 'shared', 0)")
+    db.execute(
+        "INSERT INTO slices VALUES ('s', 'name', 'shared', 'GPU-a', 1, 1, 'hard', 5, 'v', 'q', 7,"
+        " 0, 1.5)"
+    )
+    db.execute("INSERT INTO leases VALUES ('l', 'run', 7, ?, 2.5)", (bytes(range(32)),))
+    db.execute("INSERT INTO lease_slices VALUES ('l', 0, 's')")
+    db.execute("INSERT INTO runs VALUES ('r', 'l', 7, 1, 2, 'boot', 'c', '/f', 3.5)")
+    db.close()
+    store = Store(path)
+    store.open()
+    (lease,) = store.leases()
+    assert (lease.id, lease.owner_uid, lease.key) == ("l", 7, bytes(range(32)))
+    assert lease.slice_ids == ("s",)
+    assert [run.lease_id for run in store.runs()] == ["l"]
+    with store.change() as change:
+        change.delete_lease("l")  # the references are to the new table
+    assert store.runs() == []
+    store.close()

@@ -1,0 +1,173 @@
+"""What is to be done for one domain, from what is and what should be. Pure functions.
+
+A domain has a lease exactly while it runs and asks for a slice in its (live) metadata. Events play
+no part: whatever was missed or told twice, the same state leads to the same actions, and when they
+are done there are none left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gpupoold.guests.request import GuestRequest, Held
+from gpupoold.model import Guest
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A domain that is active (its QEMU process is there), as libvirt says.
+
+    crashed: its guest panicked and it is kept for a look. settled: it runs or is paused by
+    somebody, and nothing long (a migration, a save) is under way: devices can be changed.
+    """
+
+    uuid: str
+    name: str
+    asks: bool
+    request: GuestRequest | None
+    grant: str = ""
+    channel: Held = Held.NONE
+    region: Held = Held.NONE
+    crashed: bool = False
+    settled: bool = True
+
+
+@dataclass(frozen=True)
+class End:
+    """The lease ends."""
+
+    guest: Guest
+    why: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The domain gets a lease."""
+
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class DropRequest:
+    """The live request goes, so that what an operator took is not granted again."""
+
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class Attach:
+    """A device of the lease is missing: "region" or "channel"."""
+
+    seen: Seen
+    guest: Guest
+    what: str
+
+
+@dataclass(frozen=True)
+class Detach:
+    """A device of ours is left: "region" or "channel"."""
+
+    seen: Seen
+    what: str
+
+
+@dataclass(frozen=True)
+class WriteGrant:
+    """The grant in the metadata is not that of the lease."""
+
+    seen: Seen
+    guest: Guest
+
+
+@dataclass(frozen=True)
+class RemoveGrant:
+    """A grant in the metadata of which the lease is gone."""
+
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class WriteHeader:
+    """The region's header is not that of the lease."""
+
+    guest: Guest
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The region of an ended lease is in use no more: remove it, and the last trace."""
+
+    guest: Guest
+
+
+Action = (
+    End | Grant | DropRequest | Attach | Detach | WriteGrant | RemoveGrant | WriteHeader | Forget
+)
+
+
+def decide(
+    seen: Seen | None,
+    guests: Sequence[Guest],
+    leases: Collection[str],
+    *,
+    attach_devices: bool,
+    stale_headers: Collection[str] = (),
+) -> list[Action]:
+    """The next actions for one domain, in order; what follows from them comes at the next look.
+
+    seen: None if the domain is not active. guests: the domain's, read before the domain was looked
+    at (a lease that is granted in between is not to be judged by the older look). leases: those
+    that exist. stale_headers: the guests whose region has not the right header.
+    """
+    live = next((guest for guest in guests if guest.ended_at is None), None)
+    gone = [guest for guest in guests if guest.ended_at is not None]
+    if live is not None and live.id not in leases:
+        drop: list[Action] = [DropRequest(seen)] if seen is not None and seen.asks else []
+        return [*drop, End(live, "its slice was deleted")]
+    if live is not None:
+        why = _why_over(seen)
+        if why:
+            return [End(live, why)]
+        assert seen is not None
+        actions: list[Action] = [Forget(guest) for guest in gone]
+        if live.id in stale_headers and seen.settled:
+            actions.append(WriteHeader(live))
+        if attach_devices and seen.settled:
+            if seen.region == Held.NONE and live.region_path:
+                actions.append(Attach(seen, live, "region"))
+            if seen.channel == Held.NONE:
+                actions.append(Attach(seen, live, "channel"))
+        if seen.grant != live.id and seen.settled:
+            actions.append(WriteGrant(seen, live))
+        return actions
+    if seen is None:
+        return [Forget(guest) for guest in gone]
+    return _without_lease(seen, gone)
+
+
+def _why_over(seen: Seen | None) -> str:
+    if seen is None:
+        return "the virtual machine is off"
+    if seen.crashed:
+        return "the virtual machine crashed"
+    if not seen.asks:
+        return "the request was taken from the virtual machine"
+    return ""
+
+
+def _without_lease(seen: Seen, gone: Sequence[Guest]) -> list[Action]:
+    actions: list[Action] = []
+    if seen.settled:
+        if seen.region == Held.OURS:
+            actions.append(Detach(seen, "region"))
+        if seen.channel == Held.OURS:
+            actions.append(Detach(seen, "channel"))
+        if seen.grant:
+            actions.append(RemoveGrant(seen))
+    if seen.region != Held.OURS:
+        # Until then the file stays: a new region of this name could not be told from the old one.
+        actions += [Forget(guest) for guest in gone]
+        if seen.request is not None and not seen.crashed:
+            actions.append(Grant(seen))
+    return actions

@@ -1,0 +1,287 @@
+"""A private libvirtd beside a throw-away pool, and virtual machines on it.
+
+libvirtd and virtlogd are children of the test in a mount namespace of their own, where copies lie
+over libvirt's directories: the machine's own libvirt is not touched, and two hosts can live on one
+machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import libvirt
+
+from gpupoold.testing.sandbox import DIE_WITH_PARENT, Sandbox
+from tests.e2e.image import SHELL_PORT, Image
+
+T = TypeVar("T")
+ETC = Path(__file__).resolve().parents[2] / "etc" / "libvirt"
+#: a busy machine is some times slower than a quiet one
+PATIENCE = 90.0
+
+libvirt.registerErrorHandler(lambda context, error: None, None)
+
+SETUP = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs none /run/libvirt
+for name in etc var log; do
+  case $name in etc) to=/etc/libvirt;; var) to=/var/lib/libvirt;; log) to=/var/log/libvirt;; esac
+  mount --bind "$1/$name" $to
+done
+touch "$1/ready"
+exec sleep infinity
+"""
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+    """Waits until it is true and returns it."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"it did not come about: {what}"
+        time.sleep(0.1)
+    return value
+
+
+class Host:
+    """One host of a pool: broker, gpupoold and libvirtd; a context manager."""
+
+    def __init__(self, image: Image, *, attach_devices: bool = True) -> None:
+        self.image = image
+        self.root = Path(tempfile.mkdtemp(prefix="gpe2e-", dir="/tmp"))
+        self.root.chmod(0o755)
+        self.uri = f"qemu:///system?socket={self.root}/sock/libvirt-sock"
+        self.pool = Sandbox(
+            options={
+                "libvirt": {"uri": self.uri, "attach_devices": attach_devices, "interval": 5},
+                "DEFAULT": {"debug": "true"},
+            }
+        )
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._libvirtd: subprocess.Popen[bytes] | None = None
+        self.connection: Any = None
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Host:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        self.pool.start()
+        for name in ("etc", "var", "log", "sock", "log/qemu"):
+            (self.root / name).mkdir()
+        shutil.copytree("/var/lib/libvirt", self.root / "var", dirs_exist_ok=True)
+        shutil.rmtree(self.root / "var" / "qemu", ignore_errors=True)
+        shutil.copytree("/etc/libvirt", self.root / "etc", dirs_exist_ok=True)
+        for name in ("qemu", "hooks"):
+            shutil.rmtree(self.root / "etc" / name, ignore_errors=True)
+        hooks = self.root / "etc" / "hooks" / "qemu.d"
+        hooks.mkdir(parents=True)
+        text = (ETC / "hooks" / "qemu").read_text()
+        configuration = 'CONFIGURATION = "/etc/gpupoold/gpupoold.conf"'
+        assert configuration in text
+        hook = hooks / "gpupool"
+        hook.write_text(text.replace(configuration, f'CONFIGURATION = "{self.pool.config_file}"'))
+        hook.chmod(0o755)
+        with (self.root / "etc" / "libvirtd.conf").open("a") as stream:
+            stream.write(
+                f'\nhost_uuid = "{uuid.uuid4()}"\nunix_sock_dir = "{self.root}/sock"\n'
+                'auth_unix_rw = "none"\nauth_unix_ro = "none"\n'
+            )
+        Path("/run/libvirt").mkdir(exist_ok=True)
+        self._holder = self._spawn(
+            "unshare", "--mount", "sh", "-c", SETUP, "sh", str(self.root), outside=True
+        )
+        until((self.root / "ready").exists, "the mount namespace")
+        self._spawn("virtlogd", "-p", "/run/libvirt/virtlogd.pid")
+        self.start_libvirtd()
+
+    def _spawn(self, *command: str, outside: bool = False) -> subprocess.Popen[bytes]:
+        enter = [] if outside else ["nsenter", "--mount", f"--target={self._pid()}"]
+        with (self.root / "daemons.log").open("ab") as log:
+            child = subprocess.Popen(
+                [*DIE_WITH_PARENT, *enter, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+            )
+        self._children.append(child)
+        return child
+
+    def _pid(self) -> int:
+        assert self._holder is not None
+        return self._holder.pid
+
+    def start_libvirtd(self) -> None:
+        """Starts it and connects to it."""
+        self._libvirtd = self._spawn("libvirtd", "-p", "/run/libvirt/libvirtd.pid")
+
+        def connected() -> Any:
+            with contextlib.suppress(libvirt.libvirtError):
+                return libvirt.open(self.uri)
+
+        self.connection = until(connected, "libvirtd")
+
+    def stop_libvirtd(self) -> None:
+        """Ends it; its virtual machines run on."""
+        assert self._libvirtd is not None
+        self.connection.close()
+        self._libvirtd.terminate()
+        self._libvirtd.wait(PATIENCE)
+        self._children.remove(self._libvirtd)
+
+    def __exit__(self, *_: object) -> None:
+        if self.connection is not None:
+            with contextlib.suppress(libvirt.libvirtError):
+                for domain in self.connection.listAllDomains():
+                    with contextlib.suppress(libvirt.libvirtError):
+                        domain.destroy()
+        for pid_file in (self.inside("/run/libvirt/qemu")).glob("*.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        for child in reversed(self._children):
+            child.terminate()
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self.pool.stop()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def inside(self, path: str) -> Path:
+        """A path of the mount namespace, as seen from here."""
+        return Path(f"/proc/{self._holder.pid if self._holder else 'none'}/root{path}")
+
+    def logs(self) -> str:
+        """For a test that failed."""
+        return self.pool.log_tails(80)
+
+    # ---- virtual machines -----------------------------------------------------------------------
+
+    def xml(
+        self,
+        name: str,
+        metadata: str = "",
+        *,
+        machine: str = "pc",
+        identity: str = "",
+        crash: str = "destroy",
+        devices: str = "",
+    ) -> str:
+        """A definition."""
+        return f"""<domain type='qemu'>
+  <name>{name}</name>
+  <uuid>{identity or uuid.uuid4()}</uuid>
+  <metadata>{metadata}</metadata>
+  <memory unit='MiB'>192</memory>
+  <vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='{machine}'>hvm</type>
+    <kernel>{self.image.kernel}</kernel><initrd>{self.image.initrd}</initrd>
+    <cmdline>console=ttyS0 quiet panic=1</cmdline></os>
+  <features><acpi/></features>
+  <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>{crash}</on_crash>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <serial type='file'><source path='/var/log/libvirt/qemu/{name}-console.log'/></serial>
+    <memballoon model='none'/>
+    <panic model='isa'/>
+    <channel type='unix'><source mode='bind'/><target type='virtio' name='{SHELL_PORT}'/></channel>
+    {devices}
+  </devices>
+</domain>"""
+
+    def start(self, name: str, metadata: str = "", **more: Any) -> Machine:
+        """Defines and starts a machine; raises libvirtError where that is refused."""
+        domain = self.connection.defineXML(self.xml(name, metadata, **more))
+        domain.create()
+        return Machine(self, name)
+
+
+def sized(compute: int = 20, memory: int = 1024) -> str:
+    """A request in metadata."""
+    return (
+        "<gp:slice xmlns:gp='https://gpupool.example/xmlns/request/1' "
+        f"compute='{compute}' memory='{memory}'/>"
+    )
+
+
+def named(name: str) -> str:
+    """A request in metadata."""
+    return f"<gp:slice xmlns:gp='https://gpupool.example/xmlns/request/1' name='{name}'/>"
+
+
+class Machine:
+    """A virtual machine of a host."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host = host
+        self.name = name
+        self._socket: socket.socket | None = None
+
+    @property
+    def domain(self) -> Any:
+        """libvirt's object, on the connection of now."""
+        return self.host.connection.lookupByName(self.name)
+
+    @property
+    def live_xml(self) -> str:
+        return self.domain.XMLDesc()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def sh(self, command: str, seconds: float = PATIENCE) -> str:
+        """What a shell command in the guest prints; waits until the guest is up."""
+        self.close()  # whatever an earlier command left unread
+        path = re.search(rf"path='([^']+/{SHELL_PORT})'", self.live_xml)
+        assert path, self.live_xml
+        mark = uuid.uuid4().hex[:8]
+        connection = socket.socket(socket.AF_UNIX)
+        self._socket = connection
+        # The path inside the namespace may be too long for a socket's address.
+        directory = os.open(self.host.inside(os.path.dirname(path[1])), os.O_PATH)
+        try:
+            connection.connect(f"/proc/self/fd/{directory}/{SHELL_PORT}")
+        finally:
+            os.close(directory)
+        connection.settimeout(seconds)
+        connection.sendall(f"{command}; echo {mark}'-end'\n".encode())
+        data = b""
+        while f"{mark}-end".encode() not in data:
+            chunk = connection.recv(65536)
+            assert chunk, data
+            data += chunk
+        return data.decode(errors="replace").rpartition(f"{mark}-end")[0].strip()
+
+    def send(self, command: str) -> None:
+        """A command that is not answered, since it ends the guest."""
+        self.sh("true")
+        assert self._socket is not None
+        self._socket.sendall(f"{command}\n".encode())
+
+    @property
+    def pid(self) -> int:
+        """Of QEMU."""
+        return int(self.host.inside(f"/run/libvirt/qemu/{self.name}.pid").read_text())

@@ -1,0 +1,113 @@
+"""A bootable system for virtual machines: a stock Debian kernel and an initramfs made here.
+
+Nothing is installed: the kernel's package is downloaded by apt, once, and unpacked in a cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNEL_META = "linux-image-cloud-amd64"
+#: what the guest loads, with what these depend on
+MODULES = ("virtio_pci", "virtio_console", "pvpanic-mmio", "pvpanic-pci")
+SHELL_PORT = "org.test.shell"
+
+INIT = f"""#!/bin/sh
+export PATH=/bin:/sbin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+while read -r module; do insmod "/lib/modules/$module"; done < /etc/modules
+echo 1 > /proc/sys/kernel/sysrq
+echo "the guest is up"
+while true; do
+  for name in /sys/class/virtio-ports/*/name; do
+    [ "$(cat "$name")" = {SHELL_PORT} ] || continue
+    port=/dev/$(basename "$(dirname "$name")")
+    setsid sh 0<>"$port" 1>&0 2>&0
+  done
+  sleep 1
+done
+"""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Two files that QEMU boots."""
+
+    kernel: Path
+    initrd: Path
+
+
+def cache_directory() -> Path:
+    """Kept between runs; every user may read it."""
+    base = os.environ.get("GPUPOOL_E2E_CACHE") or "/var/tmp/gpupool-e2e"
+    path = Path(base)
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o755)
+    return path
+
+
+def _output(*command: str, cwd: Path | None = None) -> str:
+    return subprocess.run(
+        command, cwd=cwd, check=True, capture_output=True, text=True, timeout=300
+    ).stdout
+
+
+def make_image() -> Image:
+    """The image; downloads and builds what the cache lacks."""
+    trees = sorted(cache_directory().glob("linux-image-*[!0-9]"))  # not the half-made ones
+    if trees:
+        package = trees[-1].name
+    else:
+        shown = _output("apt-cache", "depends", KERNEL_META)
+        package = re.findall(r"Depends: (linux-image-\S+)", shown)[0]
+    version = package.removeprefix("linux-image-")
+    tree = cache_directory() / package
+    if not tree.exists():
+        fresh = cache_directory() / f"{package}.{os.getpid()}"
+        fresh.mkdir()
+        fresh.chmod(0o755)
+        _output("apt-get", "download", "-qq", package, cwd=fresh)
+        (archive,) = fresh.glob("*.deb")
+        _output("dpkg-deb", "-x", str(archive), str(fresh))
+        archive.unlink()
+        _output("depmod", "-b", str(fresh), version)
+        fresh.rename(tree)
+    initrd = cache_directory() / f"initrd-{version}.img"
+    _make_initrd(tree, version, initrd)
+    return Image(tree / "boot" / f"vmlinuz-{version}", initrd)
+
+
+def _make_initrd(tree: Path, version: str, target: Path) -> None:
+    work = target.with_suffix(f".{os.getpid()}")
+    for name in ("bin", "sbin", "proc", "sys", "dev", "etc", "lib/modules", "tmp"):
+        (work / name).mkdir(parents=True)
+    shutil.copy("/bin/busybox", work / "bin" / "busybox")
+    for name in _output("/bin/busybox", "--list").split():
+        if name != "busybox":
+            (work / "bin" / name).symlink_to("busybox")
+    modules: list[str] = []
+    for module in MODULES:
+        shown = _output("modprobe", "-d", str(tree), "-S", version, "--show-depends", module)
+        for path in re.findall(r"^insmod (\S+)", shown, re.M):
+            name = Path(path).name
+            if name not in modules:
+                shutil.copy(path, work / "lib" / "modules" / name)
+                modules.append(name)
+    (work / "etc" / "modules").write_text("\n".join(modules) + "\n")
+    (work / "init").write_text(INIT)
+    (work / "init").chmod(0o755)
+    fresh = target.with_suffix(".new")
+    with fresh.open("wb") as stream:
+        subprocess.run(
+            "find . | cpio -o -H newc --quiet", shell=True, cwd=work, stdout=stream, check=True
+        )
+    fresh.chmod(0o644)
+    fresh.rename(target)
+    shutil.rmtree(work)
