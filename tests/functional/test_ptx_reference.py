@@ -20,6 +20,7 @@ ENGINE = Path(__file__).resolve().parents[2] / "native" / "simgpu"
 FAMILIES = (
     "integer",
     "bits",
+    "video",
     "floating",
     "half",
     "approximate",

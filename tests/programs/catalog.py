@@ -87,6 +87,7 @@ RUNTIME_PROGRAMS = [
     Program("stream_ordered", "cuda"),
     Program("callbacks", "cuda"),
     Program("graphs", "cuda"),
+    Program("block_barriers", "cuda", flags=("-arch=sm_80",), newest_only=True),
     Program("arrays", "cuda"),
     Program("out_of_bounds", "cuda", faults=True),
     # newcomer/: written from CUDA's documentation alone

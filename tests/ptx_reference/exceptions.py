@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _FLOW = "flow of control has no value of its own: tests/native/exec/flow_test.cc"
 _BARRIER = "its value depends on the whole block: tests/native/exec/flow_test.cc"
+_OBJECT = "its value depends on the whole block: tests/native/exec/mbarrier_test.cc"
+_STACK = "its value is an address: tests/native/exec/mbarrier_test.cc"
 _SILENT = "has no result that a program could see"
 
 #: Opcodes that the decoder knows and no family covers.
@@ -19,6 +21,10 @@ OPCODES = {
     "barrier": _BARRIER,
     "membar": "orders accesses: tests/native/exec/flow_test.cc",
     "fence": "orders accesses: tests/native/exec/flow_test.cc",
+    "mbarrier": _OBJECT,
+    "alloca": _STACK,
+    "stacksave": _STACK,
+    "stackrestore": _STACK,
     "nanosleep": _SILENT,
     "prefetch": _SILENT,
     "prefetchu": _SILENT,

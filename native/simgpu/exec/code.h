@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "simgpu/exec/machine.h"
+#include "simgpu/exec/video.h"
 #include "simgpu/ptx/program.h"
 
 namespace gpupool::simgpu::exec {
@@ -51,6 +52,7 @@ struct Code {
   std::vector<Instruction> instructions;
   std::vector<CallSite> calls;
   std::vector<std::vector<int32_t>> branch_tables;  // instruction indices
+  std::vector<VideoWork> videos;
   std::vector<ConstantRow> constants;
   std::vector<SpecialRow> specials;
   uint32_t window_bytes = 0;
@@ -58,6 +60,7 @@ struct Code {
   uint32_t parameter_bytes = 0;  // at the start of the frame's local part (device functions)
   uint32_t frame_bytes = 0;      // of the frame's local part, all included
   uint32_t local_bytes = 0;      // of that, what the program declared
+  bool moves_stack = false;      // alloca
 
   ~Code();
   std::byte* take_window() const;

@@ -226,7 +226,13 @@ const Instruction* call_function(Warp& w, const Instruction* i) {
   --w.backward_left;  // a loop may spin through calls
   KernelCode& kernel = *w.cta->state.kernel;
   Frame* caller = w.frame;
-  const uint32_t base = caller->local_base + caller->code->frame_bytes;
+  uint32_t base = caller->local_base + caller->code->frame_bytes;
+  if (i->b) {  // the lanes' stacks end at different places
+    const auto* end = reinterpret_cast<const uint64_t*>(w.rows + i->b);
+    for (uint32_t m = w.mask; m; m &= m - 1)
+      base = std::max(base, static_cast<uint32_t>(end[__builtin_ctz(m)]));
+    base = (base + kGranule - 1) / kGranule * kGranule;
+  }
   uint32_t left = w.mask;
   const uint64_t* pointers = nullptr;
   if (site.function == ptx::kNoIndex) pointers = reinterpret_cast<const uint64_t*>(w.rows + i->a);

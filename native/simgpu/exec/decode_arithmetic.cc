@@ -304,13 +304,9 @@ void Decoder::three_words(Modifiers& m) {
       break;
   }
   auto fits = [](Type x) { return x == Type::kU32 || x == Type::kS32; };
-  if (o == Op::kVabsdiff2 || o == Op::kVabsdiff4) {
-    mode = m.take_any({Mod::kAdd});
-    if (!fits(m.take_type())) refuse("the result type isn't known here");
-  }
   const Type t = m.take_type();
   Type t2 = Type::kNone;
-  if (o == Op::kDp4a || o == Op::kDp2a || o == Op::kVabsdiff2 || o == Op::kVabsdiff4) {
+  if (o == Op::kDp4a || o == Op::kDp2a) {
     t2 = m.take_type();
     if (!fits(t) || !fits(t2)) refuse("the type isn't known here");
   }

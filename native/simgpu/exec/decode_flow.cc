@@ -51,6 +51,7 @@ void Decoder::brx(Modifiers& m) {
 
 void Decoder::prologue() {
   index_ = 0;
+  start_stack();
   if (function_.entry) return;
   for (size_t k = 0; k < function_.parameters.size(); ++k) {
     if (k >= body_.parameter_registers.size() || body_.parameter_registers[k] == kNoIndex) continue;
@@ -190,7 +191,7 @@ void Decoder::call(Modifiers& m) {
   }
   const int32_t index = static_cast<int32_t>(code_->calls.size());
   code_->calls.push_back(std::move(site));
-  emit(set_.control(Op::kCall, Mod::kUnknown, false), 0, pointer).target = index;
+  emit(set_.control(Op::kCall, Mod::kUnknown, false), 0, pointer, stack_).target = index;
   for (const auto& [k, slot] : registers) {
     const ptx::Parameter& p = (*returns)[k];
     const Piece piece = piece_of(p.type);
@@ -303,7 +304,14 @@ void Decoder::warp(Modifiers& m) {
 }
 
 void Decoder::fence(Modifiers& m) {
-  if (current_->op == Op::kMembar) {
+  if (m.take(Mod::kProxy)) {  // memory has one way here
+    if (m.take(Mod::kAsync)) {
+      needs(90);
+      m.take_space();
+    } else if (!m.take(Mod::kAlias)) {
+      refuse("this proxy isn't known");
+    }
+  } else if (current_->op == Op::kMembar) {
     m.take_any({Mod::kCta, Mod::kGl, Mod::kSys});
   } else {
     m.take_any({Mod::kSc, Mod::kAcqRel, Mod::kAcquire, Mod::kRelease});

@@ -131,8 +131,10 @@ void Decoder::atom(Modifiers& m, bool result) {
   const Space space = m.take_space();
   const Mod o = m.take_any({Mod::kAnd, Mod::kOr, Mod::kXor, Mod::kCas, Mod::kExch, Mod::kAdd,
                             Mod::kInc, Mod::kDec, Mod::kMin, Mod::kMax});
-  if (m.take_any({Mod::kV2, Mod::kV4, Mod::kV8}) != Mod::kUnknown)
+  if (m.take_any({Mod::kV2, Mod::kV4, Mod::kV8}) != Mod::kUnknown) {
+    needs(90);
     refuse("vector atomics aren't known");
+  }
   const Type t = m.take_type();
   const size_t first = result ? 1 : 0;
   const bool cas = o == Mod::kCas;
@@ -152,6 +154,7 @@ void Decoder::atom(Modifiers& m, bool result) {
 // cp.async copies at once; groups and waits have nothing left to do.
 void Decoder::cp_async(Modifiers& m) {
   if (!m.take(Mod::kAsync)) refuse("this copy isn't known");
+  if (m.take(Mod::kMbarrier)) return copies_arrive(m);
   if (m.take_any({Mod::kCommitGroup, Mod::kWaitGroup, Mod::kWaitAll}) != Mod::kUnknown) {
     emit(set_.control(Op::kPrefetch, Mod::kUnknown, false));
     return;

@@ -498,9 +498,37 @@ void Decoder::one() {
     case Op::kMul24:
     case Op::kMad24:
     case Op::kFns:
+      three_words(m);
+      break;
+    case Op::kVadd:
+    case Op::kVadd2:
+    case Op::kVadd4:
+    case Op::kVsub:
+    case Op::kVsub2:
+    case Op::kVsub4:
+    case Op::kVabsdiff:
     case Op::kVabsdiff2:
     case Op::kVabsdiff4:
-      three_words(m);
+    case Op::kVavrg2:
+    case Op::kVavrg4:
+    case Op::kVmin:
+    case Op::kVmin2:
+    case Op::kVmin4:
+    case Op::kVmax:
+    case Op::kVmax2:
+    case Op::kVmax4:
+    case Op::kVset:
+    case Op::kVset2:
+    case Op::kVset4:
+    case Op::kVshl:
+    case Op::kVshr:
+    case Op::kVmad:
+      video(m);
+      break;
+    case Op::kAlloca:
+    case Op::kStacksave:
+    case Op::kStackrestore:
+      stack(m);
       break;
     case Op::kSetp:
       setp(m);
@@ -545,6 +573,9 @@ void Decoder::one() {
       break;
     case Op::kCp:
       cp_async(m);
+      break;
+    case Op::kMbarrier:
+      mbarrier(m);
       break;
     case Op::kPrefetch:
     case Op::kPrefetchu:

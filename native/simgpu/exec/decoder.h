@@ -95,6 +95,7 @@ class Decoder {
   Instruction& emit_control(Handler handler, uint32_t a = 0, uint32_t b = 0, uint32_t c = 0);
   void branch_around();  // a guarded control instruction: skip it where the guard fails
   void finish_modifiers(const Modifiers& m) const;
+  void needs(int capability) const;  // of the .target, as 80
 
   // ---- faster forms (fuse.cc) ----
   void use_patterns();  // for addresses of loads and stores
@@ -119,6 +120,12 @@ class Decoder {
   void shift(Modifiers& m);
   void bit_field(Modifiers& m);
   void three_words(Modifiers& m);  // shf prmt lop3 dp4a dp2a sad mul24 mad24 fns
+  void video(Modifiers& m);
+  uint32_t video_source(const ptx::Operand& o, bool may_select, bool may_negate);
+  std::vector<uint8_t> selected(const ptx::Operand& o, char letter, uint32_t most,
+                                uint32_t limit) const;
+  void stack(Modifiers& m);  // alloca stacksave stackrestore
+  void start_stack();
   void setp(Modifiers& m);
   void set(Modifiers& m);
   Comparison take_comparison(Modifiers& m, ptx::Type result);
@@ -140,6 +147,10 @@ class Decoder {
   void cache_modifiers(Modifiers& m, bool* polls, bool load);
   void atom(Modifiers& m, bool result);
   void cp_async(Modifiers& m);
+  void copies_arrive(Modifiers& m);
+  void mbarrier(Modifiers& m);
+  void mbarrier_at(const ptx::Operand& o, ptx::Space space, Handler handler, uint32_t d, uint32_t b,
+                   int32_t flags);
   void prefetch(Modifiers& m);
   void bra(Modifiers& m);
   void brx(Modifiers& m);
@@ -173,6 +184,7 @@ class Decoder {
   std::vector<uint32_t> temps_used_;
   std::map<uint32_t, std::vector<uint32_t>> temps_free_;
   uint32_t frame_base_ = 0, carry_ = 0;
+  uint32_t stack_ = 0;          // row of the stack's end, where the function moves or asks for it
   uint32_t frame_pattern_ = 0;  // row of the pattern of frame_base_
   struct Liveness {
     uint32_t n = 0;

@@ -196,12 +196,12 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
                                         ? shared.dynamic_offset + launch.dynamic_shared_bytes
                                         : 0);
   const Code& entry = *kernel->entry;
-  if (entry.frame_bytes || !entry.calls.empty()) {
+  const bool grows = entry.moves_stack || !entry.calls.empty();
+  if (entry.frame_bytes || grows) {
     // Parameters of calls lie in local memory here, which hardware keeps in registers: some more.
     const uint64_t stack = launch.stack_bytes_per_thread + launch.stack_bytes_per_thread / 2 + 1024;
     state->local_bytes = static_cast<uint32_t>(
-        (entry.frame_bytes + (entry.calls.empty() ? 0 : std::min<uint64_t>(stack, 16u << 20)) +
-         kGranule - 1) /
+        (entry.frame_bytes + (grows ? std::min<uint64_t>(stack, 16u << 20) : 0) + kGranule - 1) /
         kGranule * kGranule);
   }
   const int per_sm = blocks_per_multiprocessor(*info, device, static_cast<int>(threads),

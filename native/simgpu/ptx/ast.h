@@ -104,7 +104,8 @@ constexpr uint32_t kNoIndex = 0xffffffffu;
 
 enum class OperandKind : uint8_t {
   kNone,       // left out (an optional place, e.g. a call without prototype)
-  kRegister,   // index: register; negated: !p; selector: .b0 .. .h1 of video instructions
+  kRegister,   // index: register; negated: !p; selector: .b0 .. .h1, .b7654 of video instructions;
+               // bits: its digits, the last in the lowest 4 bits, their number << 32, letter << 40
   kImmediate,  // integer: bits (two's complement, 64 bits); is_unsigned if written with U or >
                // int64
   kFloat32,    // 0fXXXXXXXX: bits (32 of them)
@@ -146,7 +147,8 @@ enum class Selector : uint8_t {
   kB32,
   kB20,
   kB31,
-  kB30
+  kB30,
+  kParts,  // any other; Operand::bits has all
 };
 
 constexpr uint8_t kWhole = 0xff;  // Operand::component: all components
@@ -166,6 +168,11 @@ struct Operand {
     int64_t offset;     // kSymbol, kAddress
   };
 };
+
+// 'b' or 'h' of a register's selector; 0: it has none.
+inline char selector_letter(const Operand& o) {
+  return o.selector == Selector::kNone ? 0 : static_cast<char>(o.bits >> 40);
+}
 
 // ---------------------------------------------------------------- instructions
 

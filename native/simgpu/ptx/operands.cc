@@ -10,6 +10,17 @@ namespace {
 
 constexpr int kMaxNesting = 4;  // [a, {b, c}]
 
+// Digits 0 to 7, at most four, behind b or h; 0: something else.
+uint64_t selector_bits(std::string_view s) {
+  if (s.size() < 2 || s.size() > 5 || (s[0] != 'b' && s[0] != 'h')) return 0;
+  uint64_t bits = 0;
+  for (const char c : s.substr(1)) {
+    if (c < '0' || c > '7') return 0;
+    bits = bits << 4 | static_cast<uint64_t>(c - '0');
+  }
+  return bits | uint64_t{s.size() - 1} << 32 | static_cast<uint64_t>(s[0]) << 40;
+}
+
 Selector selector_named(std::string_view s) {
   static constexpr std::pair<std::string_view, Selector> kNames[] = {
       {"b0", Selector::kB0},   {"b1", Selector::kB1},   {"b2", Selector::kB2},
@@ -19,7 +30,7 @@ Selector selector_named(std::string_view s) {
   };
   for (auto [name, selector] : kNames)
     if (name == s) return selector;
-  return Selector::kNone;
+  return selector_bits(s) ? Selector::kParts : Selector::kNone;
 }
 
 int component_named(std::string_view s) {
@@ -226,6 +237,7 @@ Operand BodyParser::name_operand(int depth) {
     } else if (t.kind == TokenKind::kDot) {
       o.selector = selector_named(t.text);
       if (o.selector == Selector::kNone) lexer_.fail_here();
+      o.bits = selector_bits(t.text);
       lexer_.advance();
     }
   } else if (auto special = b ? std::nullopt : special_named(name)) {

@@ -263,41 +263,6 @@ struct Dp2a {  // A: 16 bit, B: 8 bit
     return c;
   }
 };
-// |a - b| of each part of 8 or 16 bits; kAdd: their sum and c, else the parts side by side.
-template <class A, class B, bool kAdd>
-struct AbsoluteDifferences {
-  uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
-    static_assert(sizeof(A) == sizeof(B));
-    constexpr int kBits = 8 * sizeof(A);
-    uint32_t d = kAdd ? c : 0;
-    for (int k = 0; k < 32; k += kBits) {
-      const int32_t difference = int32_t(A(a >> k)) - int32_t(B(b >> k));
-      const uint32_t part = uint32_t(difference < 0 ? -difference : difference);
-      if (kAdd) {
-        d += part;
-      } else {
-        d |= (part & ((1u << kBits) - 1)) << k;
-      }
-    }
-    return d;
-  }
-};
-template <class S, class U>
-Handler absolute_differences(bool signed_a, bool signed_b, bool add) {
-  using T = uint32_t;
-  if (add) {
-    if (signed_a)
-      return signed_b ? ternary<T, T, T, T, AbsoluteDifferences<S, S, true>>
-                      : ternary<T, T, T, T, AbsoluteDifferences<S, U, true>>;
-    return signed_b ? ternary<T, T, T, T, AbsoluteDifferences<U, S, true>>
-                    : ternary<T, T, T, T, AbsoluteDifferences<U, U, true>>;
-  }
-  if (signed_a)
-    return signed_b ? ternary<T, T, T, T, AbsoluteDifferences<S, S, false>>
-                    : ternary<T, T, T, T, AbsoluteDifferences<S, U, false>>;
-  return signed_b ? ternary<T, T, T, T, AbsoluteDifferences<U, S, false>>
-                  : ternary<T, T, T, T, AbsoluteDifferences<U, U, false>>;
-}
 // The n-th set bit of a from a base, upwards for n > 0, downwards for n < 0, the base itself for 0.
 struct Fns {
   uint32_t operator()(uint32_t mask, uint32_t base, uint32_t offset_bits) const {
@@ -445,12 +410,6 @@ Handler bits_handler(Op op, Type type, Mod mode, Mod mode2, Type type2) {
       return sb ? ternary<T, T, T, T, Dp4a<uint8_t, int8_t>>
                 : ternary<T, T, T, T, Dp4a<uint8_t, uint8_t>>;
     }
-    case Op::kVabsdiff4:
-      return absolute_differences<int8_t, uint8_t>(type == Type::kS32, type2 == Type::kS32,
-                                                   mode == Mod::kAdd);
-    case Op::kVabsdiff2:
-      return absolute_differences<int16_t, uint16_t>(type == Type::kS32, type2 == Type::kS32,
-                                                     mode == Mod::kAdd);
     case Op::kDp2a: {
       using T = uint32_t;
       const bool sa = type == Type::kS32, sb = type2 == Type::kS32, high = mode == Mod::kHi;
