@@ -21,3 +21,27 @@ def root() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="gp-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def served(root):
+    from .served import Served
+
+    made = Served(root)
+    yield made
+    made.stop()
+    made.broker.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A host with the slice "a", for tests that change nothing."""
+    root = Path(tempfile.mkdtemp(prefix="gp-", dir="/tmp"))
+    from .served import Served
+
+    made = Served(root)
+    made.json("slice", "create", "--name", "a", "--compute", "25", "--memory", "4096")
+    yield made
+    made.stop()
+    made.broker.close()
+    shutil.rmtree(root)
