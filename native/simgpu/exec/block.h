@@ -69,6 +69,9 @@ struct Worker {
   void report();  // adds the counts to the launch's and looks at the limit
 };
 
+// Warp::waiting for the frame and mask that the warp runs with.
+uint32_t places_of_waiting(const Warp& w);
+
 // Fills the rows that only the launch knows; not `all`: those that differ between blocks.
 void fill_specials(Warp& w, const Frame& frame, bool all);
 

@@ -44,12 +44,17 @@ struct CallSite {
   ptx::Builtin builtin = ptx::Builtin::kNone;
 };
 
+constexpr uint8_t kElsewhere = 31;
+
 struct Code {
   std::string name;
   uint32_t function = 0;
   const ptx::FunctionBody* body = nullptr;
   KernelCode* kernel = nullptr;
   std::vector<Instruction> instructions;
+  // Where lanes may wait, by instruction: a number for each basic block's start (several may share
+  // one), kElsewhere for all other places.
+  std::vector<uint8_t> stops;
   std::vector<CallSite> calls;
   std::vector<std::vector<int32_t>> branch_tables;  // instruction indices
   std::vector<VideoWork> videos;

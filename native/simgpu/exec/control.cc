@@ -48,7 +48,7 @@ const Instruction* continue_with(Warp& w, const Instruction* ip, uint32_t mask) 
   p.mask = mask;
   p.ip = ip;
   w.mask = mask;
-  w.full = mask == w.frame->lanes;
+  w.waiting = places_of_waiting(w);
   w.run_start = ip;
   if (w.backward_left > (1 << 20)) w.backward_left = 4096;  // it isn't alone any more
   if (!w.by_quantum)
@@ -148,7 +148,7 @@ const Instruction* park_part(Warp& w, const Instruction* i, uint32_t ready, uint
   current(w).mask = ready;
   // The ready lanes run the instruction before anything merges with them again.
   w.mask = ready;
-  w.full = ready == w.frame->lanes;
+  w.waiting = ready == w.frame->lanes ? 0 : ~uint32_t{0};
   const Instruction* next = i->run(w, i);
   current(w).ip = next;
   w.paths.push_back(waiting);
@@ -364,8 +364,9 @@ const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind, int l
   const Code* code = w.frame ? w.frame->code : nullptr;
   f.what = what;
   if (code && code->body) {
+    const uint32_t line = code->body->instructions[i->source].line;
     f.what += ": " + code->body->statement(code->body->instructions[i->source]) + " in " +
-              code->name + ", " + state.kernel->program->place(code->function, i->line);
+              code->name + ", " + state.kernel->program->place(code->function, line);
   }
   state.record(std::move(f));
   w.event = Event::kFault;

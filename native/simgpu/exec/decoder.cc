@@ -149,9 +149,10 @@ std::unique_ptr<Code> Decoder::decode() {
   analyse();
   use_patterns();
   find_chains();
-  use_lighter_forms();
+  find_straight();
   place_rows();
   finish_chains();
+  find_conflicts();
   return std::move(code_);
 }
 
@@ -166,7 +167,6 @@ Instruction& Decoder::emit(Handler handler, uint32_t d, uint32_t a, uint32_t b, 
   i.c = c;
   i.e = e;
   if (current_) {
-    i.line = current_->line;
     i.source = index_;
     if (current_->guard != kNoIndex && !unguarded_) {
       i.inner = handler;
@@ -174,7 +174,7 @@ Instruction& Decoder::emit(Handler handler, uint32_t d, uint32_t a, uint32_t b, 
       i.guard = use(current_->guard);
     }
   }
-  i.slot = static_cast<uint16_t>(next_slot_++ % kRangeSlots);
+  i.slot = static_cast<uint8_t>(next_slot_++ % kRangeSlots);
   code_->instructions.push_back(i);
   return code_->instructions.back();
 }

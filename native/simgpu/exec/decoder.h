@@ -101,8 +101,9 @@ class Decoder {
   void use_patterns();  // for addresses of loads and stores
   void find_chains();   // of (load, load, fma)
   void finish_chains();
-  void use_lighter_forms();  // without masks, without canonical NaNs, comparisons with branches
-  // Registers that are never alive where lanes may wait: writing all lanes harms nobody.
+  void find_straight();   // arithmetic and branches that run in one loop
+  void find_conflicts();  // which waiting lanes mind that a row is written whole
+  // Registers that are never alive where lanes may wait.
   std::vector<bool> block_local_registers() const;
   std::vector<bool> nan_bits_seen() const;
   void note_memory(Access access, ptx::Type type, uint32_t width, bool store);
@@ -194,9 +195,9 @@ class Decoder {
     std::vector<uint64_t> in, out;  // registers alive at a block's ends
   };
   Liveness liveness_;
-  std::vector<bool> written_whole_;  // registers that some instruction writes in all lanes
-  struct MemoryForm {                // a load or store of one element, without a guard
-    uint32_t at = 0;                 // code index
+  std::vector<bool> block_local_;  // of block_local_registers()
+  struct MemoryForm {              // a load or store of one element, without a guard
+    uint32_t at = 0;               // code index
     Access access = Access::kGlobal;
     ptx::Type type = ptx::Type::kNone;
     uint32_t width = 4;

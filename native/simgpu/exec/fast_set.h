@@ -19,28 +19,19 @@ struct alignas(64) AddressPattern {
 static_assert(sizeof(AddressPattern) == 64);
 constexpr int64_t kIrregular = INT64_MIN;
 
-// Forms of one general handler; nullptr: there is none.
-struct FastForms {
-  Handler whole = nullptr;      // writes all lanes
-  Handler raw = nullptr;        // any NaN instead of the canonical one
-  Handler whole_raw = nullptr;  // both
-  // A comparison, then `count` - 1 instructions of arithmetic, then bra on its result / its
-  // negation.
-  Handler branch[2] = {};
-  Handler logic[2] = {};  // a comparison, then and / or of its result with row `e`
-  Handler logic_whole[2] = {};
-  Handler logic_branch[2][2] = {};  // and / or, then as `branch`
-};
+// Instruction::kind of an instruction at which other lanes may wait, or whose result ends a
+// pattern; its own kind is its `count` then.
+constexpr uint8_t kStraightEdge = 1;
 
-// How the second of two instructions uses the first one's result x, and rows p and q.
-enum class Second : uint8_t {
-  kNone,
-  kAdd,           // x + p
-  kSubtract,      // x - p
-  kSubtractFrom,  // p - x
-  kMultiply,      // x * p
-  kFactor,        // x * p + q
-  kAddend,        // p * q + x
+// The kinds of one general handler for FastSet::straight, by where the operands are; 0: none.
+struct StraightForms {
+  uint8_t memory = 0;                        // all in their rows
+  uint8_t first = 0, second = 0, third = 0;  // a, b or c is the accumulator
+  uint8_t constant = 0;                      // b is a constant
+  uint8_t first_constant = 0;                // a is the accumulator and b a constant
+  uint8_t same = 0;                          // a and b are the same row
+  bool commutative = false;                  // a and b may change places
+  bool accumulates = true;                   // the result is the new accumulator
 };
 
 // Fields that these handlers use beside their original's: `inner` is the original handler, `e` the
@@ -52,12 +43,12 @@ struct FastSet {
   Handler (*store)(Access access, ptx::Type type, uint32_t width);
   // A chain of `count` times (load, load, fma) of which only the last sum is wanted.
   Handler (*multiply_chain)(Access first, Access second, ptx::Type type, bool ftz);
-  FastForms (*forms)(Handler general);
-  // Two f32 instructions as one, `first` without the canonical NaN; p and q are rows `e` and
-  // `guard`; `target` other than 0: writes all lanes.
-  Handler (*pair)(ptx::Op first, Second second, bool raw);
-  Handler forget;             // runs `inner`, ends the pattern
-  Handler forget_guarded[2];  // the same for an instruction under a guard
+  // Runs instructions that have a kind, one after the other. `inner` is their general handler;
+  // `immediate` other than 0: nobody but the next user of the accumulator wants the result.
+  Handler straight;
+  StraightForms (*forms)(Handler general, bool raw);  // raw: nobody sees the bits of a NaN
+  Handler forget;                                     // runs `inner`, ends the pattern
+  Handler forget_guarded[2];                          // the same for an instruction under a guard
 };
 
 const FastSet& baseline_fast();

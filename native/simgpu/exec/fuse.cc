@@ -3,6 +3,8 @@
 // reported as ever.
 #include <algorithm>
 #include <span>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "simgpu/exec/decoder.h"
 
@@ -350,111 +352,101 @@ std::vector<bool> Decoder::nan_bits_seen() const {
   return seen;
 }
 
-void Decoder::use_lighter_forms() {
+void Decoder::find_straight() {
   const FastSet& fast = fast_handlers();
   std::vector<Instruction>& code = code_->instructions;
-  const std::vector<bool> local = block_local_registers(), seen = nan_bits_seen();
+  const std::vector<bool> seen = nan_bits_seen();
   const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
-  written_whole_.assign(registers, false);
-  auto is_local = [&](uint32_t row) { return row >= 1 && row <= registers && local[row - 1]; };
-  // Code index k + 1 is the next PTX instruction, in the same basic block, and each of the two is
-  // one instruction of the machine.
-  auto adjacent = [&](size_t k) {
-    if (k + 1 >= code.size()) return false;
-    const uint32_t s = code[k].source;
-    return s + 2 < starts_.size() && code[k + 1].source == s + 1 && starts_[s] == k &&
-           starts_[s + 1] == k + 1 && starts_[s + 2] == k + 2 && !liveness_.leader[s + 1];
-  };
-  const Handler bra[2] = {set_.control(Op::kBra, Mod::kUnknown, false),
-                          set_.control(Op::kBra, Mod::kUnknown, true)};
-  const Handler logic[2] = {set_.predicate(Op::kAnd), set_.predicate(Op::kOr)};
-  const Op float_ops[] = {Op::kAdd, Op::kSub, Op::kMul, Op::kFma};
-  auto float_op = [&](Handler h) {
-    for (const Op o : float_ops)
-      if (set_.floating(o, Type::kF32, {}) == h) return o;
-    return Op::kRet;
-  };
-  // The branch on predicate `p` after code index k, with nothing but arithmetic between.
-  auto branch_after = [&](size_t k, uint32_t p, uint32_t* between, int* negated) {
-    for (size_t j = k + 1; j <= k + 4 && adjacent(j - 1); ++j) {
-      const Instruction& x = code[j];
-      for (int n = 0; n < 2; ++n)
-        if (x.run == bra[n] && x.a == p) {
-          *between = static_cast<uint32_t>(j - k - 1);
-          *negated = n;
-          return dead_after(p - 1, x.source);
-        }
-      if (!fast.forms(x.run).whole || x.d == p || x.a == p || x.b == p || x.c == p) return false;
-    }
-    return false;
-  };
-  for (size_t k = 0; k < code.size(); ++k) {
+  // Where paths may stop, other than after instructions that aren't among these.
+  std::vector<bool> edge(code.size() + 1, false);
+  for (uint32_t k = 0; k < liveness_.n; ++k)
+    if (liveness_.leader[k]) edge[starts_[k]] = true;
+  for (const auto& [from, to] : fixups_) edge[from + 1] = edge[starts_[to]] = true;
+  block_local_ = block_local_registers();
+  std::unordered_set<uint32_t> constants;
+  for (const auto& [key, row] : constants_) constants.insert(row);
+  uint32_t held = 0;                // row of the accumulator; 0: nothing known
+  Instruction* producer = nullptr;  // of `held`; nullptr: its result must be stored
+  size_t chain = 0;
+  for (uint32_t k = 0; k < code.size(); ++k) {
     Instruction& i = code[k];
-    Handler& h = i.run == fast.forget ? i.inner : i.run;
-    const FastForms forms = fast.forms(h);
-    if (forms.branch[0] && i.d >= 1 && i.d <= registers && i.run == h) {
-      uint32_t between = 0;
-      int n = 0;
-      if (branch_after(k, i.d, &between, &n)) {
-        i.run = forms.branch[n];
-        i.count = static_cast<uint16_t>(1 + between);
-        continue;
-      }
-      if (adjacent(k) && dead_after(i.d - 1, i.source + 1)) {
-        const Instruction& next = code[k + 1];
-        const int o = next.run == logic[0] ? 0 : next.run == logic[1] ? 1 : -1;
-        if (o >= 0 && next.d != i.d && next.d >= 1 && next.d <= registers &&
-            (next.a == i.d) != (next.b == i.d)) {
-          i.e = next.a == i.d ? next.b : next.a;
-          if (branch_after(k + 1, next.d, &between, &n)) {
-            i.run = forms.logic_branch[o][n];
-            i.count = static_cast<uint16_t>(1 + between);
-          } else {
-            i.run = is_local(next.d) ? forms.logic_whole[o] : forms.logic[o];
-            if (is_local(next.d)) written_whole_[next.d - 1] = true;
-          }
-          ++k;
-          continue;
-        }
-      }
+    const bool in_chain = chain < chains_.size() && chains_[chain] == k;
+    const bool forgets = i.run == fast.forget;
+    const bool raw = i.d >= 1 && i.d <= registers && !seen[i.d - 1];
+    const Handler general = forgets ? i.inner : i.run;
+    const StraightForms forms = in_chain ? StraightForms{} : fast.forms(general, raw);
+    if (!forms.memory || edge[k]) held = 0;
+    if (in_chain) {  // its parts have fields of their own meaning
+      k += 3u * i.count - 1;
+      ++chain;
     }
-    const Op first = i.run == h && i.d >= 1 && i.d <= registers ? float_op(h) : Op::kRet;
-    if (first != Op::kRet && adjacent(k) && !seen[i.d - 1]) {
-      Instruction& next = code[k + 1];
-      const Op o = float_op(next.run);
-      const uint32_t x = i.d;
-      const int uses = (next.a == x) + (next.b == x) + (o == Op::kFma && next.c == x);
-      if (o != Op::kRet && uses == 1 && next.d >= 1 && next.d <= registers &&
-          (next.d == x || dead_after(x - 1, next.source))) {
-        Second second = Second::kNone;
-        uint32_t p = next.a == x ? next.b : next.a, q = next.c;
-        if (o == Op::kAdd) second = Second::kAdd;
-        if (o == Op::kSub) second = next.a == x ? Second::kSubtract : Second::kSubtractFrom;
-        if (o == Op::kMul) second = Second::kMultiply;
-        if (o == Op::kFma && next.c != x) second = Second::kFactor;
-        if (o == Op::kFma && next.c == x) {
-          second = Second::kAddend;
-          p = next.a;
-          q = next.b;
-        }
-        i.run = fast.pair(first, second, !seen[next.d - 1]);
-        i.e = p;
-        i.guard = o == Op::kFma ? q : 0;
-        i.target = is_local(next.d);
-        if (is_local(next.d)) written_whole_[next.d - 1] = true;
-        ++k;
-        continue;
-      }
+    if (!forms.memory) continue;
+    if (forms.commutative && i.a != held && (i.b == held || constants.contains(i.a)))
+      std::swap(i.a, i.b);
+    uint8_t kind = forms.memory;
+    bool from_held = true;
+    const uint32_t uses = (i.a == held) + (i.b == held) + (i.c == held);
+    if (held && i.a == held && forms.first_constant && constants.contains(i.b))
+      kind = forms.first_constant;
+    else if (held && i.a == held && forms.first)
+      kind = forms.first;
+    else if (held && i.b == held && forms.second)
+      kind = forms.second;
+    else if (held && i.c == held && forms.third)
+      kind = forms.third;
+    else
+      from_held = false;
+    if (!from_held && forms.same && i.a == i.b) kind = forms.same;
+    if (!from_held && forms.constant && constants.contains(i.b)) kind = forms.constant;
+    if (held && uses) {
+      const uint32_t s = i.source;
+      const bool last = from_held && uses == 1 && held <= registers && s + 1 < starts_.size() &&
+                        starts_[s] == k && starts_[s + 1] == k + 1 &&
+                        (i.d == held || dead_after(held - 1, s));
+      if (last && producer) producer->immediate = 1;
+      producer = nullptr;
     }
-    if (i.d < 1 || i.d > registers) continue;
-    const bool whole = is_local(i.d), raw = !seen[i.d - 1];
-    if (whole && forms.whole) written_whole_[i.d - 1] = true;
-    if (whole && raw && forms.whole_raw)
-      h = forms.whole_raw;
-    else if (whole && forms.whole)
-      h = forms.whole;
-    else if (raw && forms.raw)
-      h = forms.raw;
+    i.inner = general;
+    i.run = fast.straight;
+    i.kind = edge[k] || forgets ? kStraightEdge : kind;
+    i.count = kind;
+    if (forms.accumulates) {
+      held = i.d;
+      producer = &i;
+    } else if (i.d == held) {
+      held = 0;
+    }
+  }
+}
+
+void Decoder::find_conflicts() {
+  const Liveness& live = liveness_;
+  std::vector<Instruction>& code = code_->instructions;
+  const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
+  const uint32_t blocks = static_cast<uint32_t>(live.first.size());
+  code_->stops.assign(code.size(), kElsewhere);
+  std::unordered_map<uint32_t, uint32_t> wanted;  // row -> places at which it is
+  for (uint32_t r = 0; r < registers; ++r)
+    wanted[rows_[r + 1].offset] |= block_local_[r] ? 0 : uint32_t{1} << kElsewhere;
+  for (uint32_t b = 0; b < blocks; ++b) {
+    const uint8_t stop = static_cast<uint8_t>(b * uint64_t{kElsewhere} / blocks);
+    code_->stops[starts_[live.first[b]]] = stop;
+    for (size_t q = 0; q < live.words; ++q)
+      for (uint64_t m = live.in [b * live.words + q]; m; m &= m - 1) {
+        const size_t r = 64 * q + static_cast<size_t>(__builtin_ctzll(m));
+        wanted[rows_[r + 1].offset] |= uint32_t{1} << stop;
+      }
+  }
+  std::unordered_set<uint32_t> temporary;  // wanted within one PTX instruction only
+  for (const auto& [width, rows] : temps_free_)
+    for (const uint32_t row : rows) temporary.insert(rows_[row].offset);
+  for (Instruction& i : code) {
+    if (i.kind && !i.d) i.conflicts = 0;  // branches
+    if (!i.d || i.source >= body_.instructions.size()) continue;
+    const ptx::Instruction& text = body_.instructions[i.source];
+    if (text.guard != kNoIndex) continue;
+    if (const auto w = wanted.find(i.d); w != wanted.end()) i.conflicts = w->second;
+    if (temporary.contains(i.d) && is_straight(text, body_.operands_of(text))) i.conflicts = 0;
   }
 }
 

@@ -34,10 +34,13 @@ struct alignas(64) Instruction {
   uint32_t guard = 0;
   int64_t immediate = 0;  // address offset, selector ...
   int32_t target = 0;     // branch distance in instructions, or an index into a side table
-  uint32_t line = 0;      // of the PTX text
-  uint16_t slot = 0;      // of Warp::ranges
-  uint16_t count = 1;     // vector elements
-  uint32_t source = 0;    // index of the PTX instruction in the function's body
+  // Places (see Code::stops) where a waiting lane may still want what row `d` holds: while none of
+  // Warp::waiting is among them, the instruction may write all lanes.
+  uint32_t conflicts = ~uint32_t{0};
+  uint8_t slot = 0;     // of Warp::ranges
+  uint8_t kind = 0;     // of FastSet::straight; 0: not for it
+  uint16_t count = 1;   // vector elements
+  uint32_t source = 0;  // index of the PTX instruction in the function's body
 };
 static_assert(sizeof(Instruction) == 64);
 
@@ -110,7 +113,8 @@ struct alignas(64) Warp {
   uint32_t expanded64 = 0, expanded32 = 0, expanded16 = 0;
 
   uint32_t mask = 0;  // active lanes
-  bool full = false;  // no other lane of the frame is alive: writing all 32 lanes is harmless
+  // Places where the frame's other lanes wait, a bit each; 0: all living lanes are active.
+  uint32_t waiting = 0;
   Event event = Event::kNone;
   std::byte* rows = nullptr;
   const Instruction* limit = nullptr;

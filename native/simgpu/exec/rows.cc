@@ -219,11 +219,10 @@ void Decoder::place_rows() {
     return begin[x] != begin[y] ? begin[x] < begin[y] : x < y;
   });
   uint32_t bytes = 64;  // row 0 is nobody's
-  // Registers that are written in all lanes share rows among themselves only: another register's
-  // row may be alive in lanes that wait elsewhere.
-  std::map<std::pair<uint32_t, bool>, std::vector<uint32_t>> free;  // width, whole -> offsets
-  auto whole = [&](uint32_t r) { return r < written_whole_.size() && written_whole_[r]; };
-  std::multimap<uint32_t, uint32_t> alive;  // end -> register
+  // Registers that no waiting lane wants share rows among themselves only, so that their rows can
+  // be written whole.
+  std::map<std::pair<uint32_t, bool>, std::vector<uint32_t>> free;  // width, local -> offsets
+  std::multimap<uint32_t, uint32_t> alive;                          // end -> register
   uint32_t words_alive = 0, most = 0;
   for (uint32_t r : order) {
     // An instruction's operand and its result may not share a row: several micro-instructions can
@@ -231,12 +230,12 @@ void Decoder::place_rows() {
     while (!alive.empty() && alive.begin()->first < begin[r]) {
       const uint32_t old = alive.begin()->second;
       const uint32_t w = register_width(old);
-      free[{w, whole(old)}].push_back(rows_[old + 1].offset);
+      free[{w, block_local_[old]}].push_back(rows_[old + 1].offset);
       words_alive -= w > 4 ? w / 4 : body_.registers[old] == ptx::Type::kPred ? 0 : 1;
       alive.erase(alive.begin());
     }
     const uint32_t width = register_width(r);
-    auto& f = free[{width, whole(r)}];
+    auto& f = free[{width, block_local_[r]}];
     if (f.empty()) {
       rows_[r + 1].offset = bytes;
       bytes += width * kLanes;

@@ -130,7 +130,7 @@ void enter(Warp& w) {
   w.frame = p.frame;
   w.rows = p.frame->rows;
   w.mask = p.mask;
-  w.full = p.mask == p.frame->lanes;
+  w.waiting = places_of_waiting(w);
   w.run_start = p.ip;
   w.event = Event::kNone;
 }
@@ -185,6 +185,19 @@ WarpStatus run_warp(Warp& w) {
       w.spin = 0;
     }
   }
+}
+
+uint32_t places_of_waiting(const Warp& w) {
+  uint32_t left = w.frame->lanes & ~w.mask, places = 0;
+  if (!left) return 0;
+  const Code& code = *w.frame->code;
+  for (const Path& p : w.paths) {
+    if (p.frame != w.frame || !(p.mask & left)) continue;
+    places |= uint32_t{1} << code.stops[static_cast<size_t>(p.ip - code.instructions.data())];
+    left &= ~p.mask;
+  }
+  // The others are inside calls.
+  return left ? places | uint32_t{1} << kElsewhere : places;
 }
 
 uint64_t wake_time(const Warp& w) {

@@ -104,15 +104,15 @@ Handler bits_compare(Mod c) {
 
 template <class T>
 Ins selp(Warp& w, Ins i) {
-  map_lanes<T>(
-      w, i->d, [](T a, T b, int32_t p) { return p ? a : b; }, row<const T>(w, i->a),
+  map_result<T>(
+      w, i, [](T a, T b, int32_t p) { return p ? a : b; }, row<const T>(w, i->a),
       row<const T>(w, i->b), row<const int32_t>(w, i->c));
   return i + 1;
 }
 template <class T, class C, bool kFtz>
 Ins slct(Warp& w, Ins i) {
-  map_lanes<T>(
-      w, i->d,
+  map_result<T>(
+      w, i,
       [](T a, T b, C c) {
         if constexpr (kFtz) return flush(c) >= C(0) ? a : b;
         return c >= C(0) ? a : b;

@@ -69,12 +69,12 @@ inline Ins guarded(Warp& w, Ins i, uint32_t pass) {
   pass &= before;
   if (pass == before) return i->inner(w, i);
   if (!pass) return i + 1;
-  const bool full = w.full;
+  const uint32_t waiting = w.waiting;
   w.mask = pass;
-  w.full = false;
+  w.waiting = ~uint32_t{0};
   Ins next = i->inner(w, i);
   w.mask = before;
-  w.full = full;
+  w.waiting = waiting;
   return next;
 }
 

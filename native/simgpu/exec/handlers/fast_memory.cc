@@ -170,16 +170,16 @@ Ins forget_guarded_not(Warp& w, Ins i) {
 }  // namespace
 
 Handler multiply_chain_handler(Access first, Access second, Type type, bool ftz);
-FastForms fast_forms(Handler general);
-Handler pair_handler(Op first, Second second, bool raw);
+Ins run_straight(Warp& w, Ins i);
+StraightForms straight_forms(Handler general, bool raw);
 
 const FastSet& fast() {
   static const FastSet set = {
       .load = load_handler_of,
       .store = store_handler_of,
       .multiply_chain = multiply_chain_handler,
-      .forms = fast_forms,
-      .pair = pair_handler,
+      .straight = run_straight,
+      .forms = straight_forms,
       .forget = forget,
       .forget_guarded = {forget_guarded, forget_guarded_not},
   };

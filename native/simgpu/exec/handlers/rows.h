@@ -62,11 +62,11 @@ inline auto* lane_words(Warp& w) {
   }
 }
 
-// d[lane] = fn(sources[lane] ...) for the active lanes. Rows are equal or disjoint.
+// d[lane] = fn(sources[lane] ...) for the active lanes, or all. Rows are equal or disjoint.
 template <class D, class Fn, class... S>
-inline void map_lanes(Warp& w, uint32_t d, Fn fn, const S*... s) {
+inline void map_lanes(Warp& w, uint32_t d, bool all, Fn fn, const S*... s) {
   D* out = row<D>(w, d);
-  if (w.full) {
+  if (all) {
 #pragma GCC ivdep
     for (int l = 0; l < kLanes; ++l) out[l] = fn(s[l]...);
   } else {
@@ -77,6 +77,16 @@ inline void map_lanes(Warp& w, uint32_t d, Fn fn, const S*... s) {
       out[l] = m[l] ? r : out[l];
     }
   }
+}
+
+template <class D, class Fn, class... S>
+inline void map_lanes(Warp& w, uint32_t d, Fn fn, const S*... s) {
+  map_lanes<D>(w, d, w.waiting == 0, fn, s...);
+}
+// For an instruction whose result is row `d` alone.
+template <class D, class Fn, class... S>
+inline void map_result(Warp& w, Ins i, Fn fn, const S*... s) {
+  map_lanes<D>(w, i->d, (w.waiting & i->conflicts) == 0, fn, s...);
 }
 
 // The same for functions too large for the vectoriser: only active lanes are computed.
@@ -111,17 +121,17 @@ inline uint32_t bits_of(const int32_t* p) {
 // d = F(a), F(a, b), F(a, b, c): one handler each.
 template <class D, class A, class F>
 inline Ins unary(Warp& w, Ins i) {
-  map_lanes<D>(w, i->d, F{}, row<const A>(w, i->a));
+  map_result<D>(w, i, F{}, row<const A>(w, i->a));
   return i + 1;
 }
 template <class D, class A, class B, class F>
 inline Ins binary(Warp& w, Ins i) {
-  map_lanes<D>(w, i->d, F{}, row<const A>(w, i->a), row<const B>(w, i->b));
+  map_result<D>(w, i, F{}, row<const A>(w, i->a), row<const B>(w, i->b));
   return i + 1;
 }
 template <class D, class A, class B, class C, class F>
 inline Ins ternary(Warp& w, Ins i) {
-  map_lanes<D>(w, i->d, F{}, row<const A>(w, i->a), row<const B>(w, i->b), row<const C>(w, i->c));
+  map_result<D>(w, i, F{}, row<const A>(w, i->a), row<const B>(w, i->b), row<const C>(w, i->c));
   return i + 1;
 }
 template <class D, class A, class F>
