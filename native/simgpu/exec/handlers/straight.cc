@@ -59,6 +59,13 @@ struct Accumulator {
   GPUPOOL_INLINE void store(std::byte* row) const {
     const_cast<Accumulator*>(this)->each([row](I& v, int k) { reinterpret_cast<I*>(row)[k] = v; });
   }
+  // Lanes whose mask word isn't 0.
+  GPUPOOL_INLINE void store(std::byte* row, const int32_t* mask) const {
+    const_cast<Accumulator*>(this)->each([row, mask](I& v, int k) {
+      I& d = reinterpret_cast<I*>(row)[k];
+      d = (reinterpret_cast<const I*>(mask)[k] != 0) ? v : d;
+    });
+  }
   GPUPOOL_INLINE uint32_t bits() const {
 #ifdef __AVX2__
     const auto of = [](I v) { return uint32_t(_mm256_movemask_ps((__m256)v)); };
@@ -178,33 +185,28 @@ struct Accumulator {
   GPUPOOL_COMPARE64(X, GtuF64, double, !(a <= b), kF64, kGtu)                              \
   GPUPOOL_COMPARE64(X, GeuF64, double, !(a < b), kF64, kGeu)
 
+// All kinds in order, each as GPUPOOL_KIND(name).
+#define GPUPOOL_FORMS4(name, ...) \
+  GPUPOOL_KIND(name) GPUPOOL_KIND(name##A) GPUPOOL_KIND(name##K) GPUPOOL_KIND(name##AK)
+#define GPUPOOL_FORMS2(name, ...) GPUPOOL_KIND(name) GPUPOOL_KIND(name##A)
+#define GPUPOOL_FORMS1(name, ...) GPUPOOL_KIND(name)
+// A: a (of Select32 and the kinds with C: c) is the accumulator; B: b is; K: b is constant. Twice,
+// Square: a + a, a * a.
+#define GPUPOOL_ALL_KINDS                                                                \
+  GPUPOOL_KIND(None)                                                                     \
+  GPUPOOL_KIND(Edge) GPUPOOL_KIND(Branch) GPUPOOL_KIND(BranchIf) GPUPOOL_KIND(BranchIfA) \
+      GPUPOOL_KIND(BranchIfNot) GPUPOOL_KIND(BranchIfNotA) GPUPOOL_KIND(Twice)           \
+          GPUPOOL_KIND(TwiceRaw) GPUPOOL_KIND(Square) GPUPOOL_KIND(SquareRaw)            \
+              GPUPOOL_KIND(SubF32B) GPUPOOL_KIND(SubRawB) GPUPOOL_KIND(SubS32B)          \
+                  GPUPOOL_TWO(GPUPOOL_FORMS4) GPUPOOL_OTHERS(GPUPOOL_FORMS2)             \
+                      GPUPOOL_THIRD(GPUPOOL_FORMS2) GPUPOOL_WIDE(GPUPOOL_FORMS1)
 enum Kind : uint8_t {
-  kNone,
-  kEdge = kStraightEdge,
-  kBranch,
-  kBranchIf,  // and on the accumulator
-  kBranchIfA,
-  kBranchIfNot,
-  kBranchIfNotA,
-  kTwice,  // a + a, a * a
-  kTwiceRaw,
-  kSquare,
-  kSquareRaw,
-// a and b in memory; a in the accumulator; b constant; both.
-#define GPUPOOL_KINDS(name, ...) k##name, k##name##A, k##name##K, k##name##AK,
-  GPUPOOL_TWO(GPUPOOL_KINDS)
-#undef GPUPOOL_KINDS
-#define GPUPOOL_KINDS(name, ...) k##name, k##name##A,
-      GPUPOOL_OTHERS(GPUPOOL_KINDS) GPUPOOL_THIRD(GPUPOOL_KINDS)
-#undef GPUPOOL_KINDS
-#define GPUPOOL_KINDS(name, ...) k##name,
-          kSubF32B,  // b in the accumulator
-  kSubRawB,
-  kSubS32B,
-  GPUPOOL_WIDE(GPUPOOL_KINDS)
-#undef GPUPOOL_KINDS
+#define GPUPOOL_KIND(name) k##name,
+  GPUPOOL_ALL_KINDS
+#undef GPUPOOL_KIND
       kCount,
 };
+static_assert(kEdge == kStraightEdge);
 static_assert(kCount < 255);
 
 Handler of_float(Op op, Type type) { return floating_handler(op, type, {}); }
@@ -298,7 +300,6 @@ GPUPOOL_INLINE void compute(std::byte* rows, Ins i, Accumulator& accumulator, Fn
     const T z = kHeld == Held::kC ? (T)v : c[k];
     v = (I)fn(x, y, z);
   });
-  if (!i->immediate) accumulator.store(rows + i->d);
 }
 template <class D, class A, class B, class Fn>
 GPUPOOL_INLINE void compute_wide(std::byte* rows, Ins i, Fn fn) {
@@ -324,143 +325,109 @@ GPUPOOL_INLINE Ins branch(Warp& w, Ins i, uint32_t taken) {
   return taken ? split_branch(w, i, taken) : i + 1;
 }
 
-bool accumulates(uint32_t kind) { return kind >= kTwice && kind < kAddF64; }
-Held held_by(uint32_t kind) {
-  switch (kind) {
-#define GPUPOOL_CASE(name, ...) \
-  case k##name##A:              \
-  case k##name##AK:
-    GPUPOOL_TWO(GPUPOOL_CASE)
-#undef GPUPOOL_CASE
-#define GPUPOOL_CASE(name, ...) case k##name##A:
-    GPUPOOL_OTHERS(GPUPOOL_CASE)
-    return Held::kA;
-    GPUPOOL_THIRD(GPUPOOL_CASE)
-    return Held::kC;
-#undef GPUPOOL_CASE
-    case kSubF32B:
-    case kSubRawB:
-    case kSubS32B:
-      return Held::kB;
-    default:
-      return Held::kNothing;
-  }
-}
-
-// A row that waiting lanes want: by the general handler, under the mask. `held` is the accumulator,
-// in memory.
-__attribute__((noinline)) void compute_masked(Warp& w, Ins i, uint32_t kind, std::byte* held) {
-  constexpr size_t kBytes = 4 * kLanes;
-  // What is held may never have been stored. Then its row was free to be written whole.
-  switch (held_by(kind)) {
-    case Held::kA:
-      memcpy(w.rows + i->a, held, kBytes);
-      break;
-    case Held::kB:
-      memcpy(w.rows + i->b, held, kBytes);
-      break;
-    case Held::kC:
-      memcpy(w.rows + i->c, held, kBytes);
-      break;
-    case Held::kNothing:
-      break;
-  }
-  i->inner(w, i);
-  if (accumulates(kind)) memcpy(held, w.rows + i->d, kBytes);
-}
-
 }  // namespace
 
-// Paths can stop only at edges here, so nothing else looks at the limit.
+// Paths can stop only at edges here, so nothing else looks at the limit. Each instruction ends with
+// a jump of its own to the next, which processors predict better than one for all.
 Ins run_straight(Warp& w, Ins i) {
+  static const void* const labels[] = {
+#define GPUPOOL_KIND(name) &&at_##name,
+      GPUPOOL_ALL_KINDS
+#undef GPUPOOL_KIND
+  };
   std::byte* const rows = w.rows;
+  uint32_t waiting = w.waiting, taken;
   Accumulator held{};
-  for (;; ++i) {
-    uint32_t kind = i->kind;
-  again:
-    if (__builtin_expect((i->conflicts & w.waiting) != 0 && kind > kEdge, 0)) {
-      // By way of memory, so that the accumulator needs no place across the call.
-      alignas(64) std::byte memory[4 * kLanes];
-      held.store(memory);
-      compute_masked(w, i, kind, memory);
-      held.load(memory);
-      continue;
-    }
-    uint32_t p;
-    switch (kind) {
-      case kNone:
-        return i;
-      case kEdge:
-        if (i >= w.limit) return i;
-        if (i->e) row<AddressPattern>(w, i->e)->known = 0;
-        kind = i->count;
-        goto again;
-      case kBranch:
-        p = kAllLanes;
-        break;
-      case kBranchIf:
-        p = bits_of(reinterpret_cast<const int32_t*>(rows + i->a));
-        break;
-      case kBranchIfNot:
-        p = ~bits_of(reinterpret_cast<const int32_t*>(rows + i->a));
-        break;
-      case kBranchIfA:
-        p = held.bits();
-        break;
-      case kBranchIfNotA:
-        p = ~held.bits();
-        break;
-#define GPUPOOL_FORM(name, T, where, constant, value)                    \
-  case name:                                                             \
-    compute<T, Held::where, constant>(rows, i, held, [](T a, T b, T c) { \
-      (void)a, (void)b, (void)c;                                         \
-      return value;                                                      \
-    });                                                                  \
-    continue;
-#define GPUPOOL_RUN(name, T, value, ...)             \
-  GPUPOOL_FORM(k##name, T, kNothing, false, value)   \
-  GPUPOOL_FORM(k##name##A, T, kA, false, value)      \
-  GPUPOOL_FORM(k##name##K, T, kNothing, true, value) \
-  GPUPOOL_FORM(k##name##AK, T, kA, true, value)
-        GPUPOOL_TWO(GPUPOOL_RUN)
+#define GPUPOOL_NEXT goto* labels[(++i)->kind]
+  goto* labels[i->kind];
+
+at_None:
+  return i;
+at_Edge:
+  if (i >= w.limit) return i;
+  if (i->e) row<AddressPattern>(w, i->e)->known = 0;
+  goto* labels[i->count];
+
+at_Branch:
+  taken = kAllLanes;
+  goto branch;
+at_BranchIf:
+  taken = bits_of(reinterpret_cast<const int32_t*>(rows + i->a));
+  goto branch;
+at_BranchIfNot:
+  taken = ~bits_of(reinterpret_cast<const int32_t*>(rows + i->a));
+  goto branch;
+at_BranchIfA:
+  taken = held.bits();
+  goto branch;
+at_BranchIfNotA:
+  taken = ~held.bits();
+branch:
+  i = branch(w, i, taken);
+  if (i->kind != kEdge) return i;  // where it leads is an edge, or not for this loop
+  waiting = w.waiting;
+  held = Accumulator{};
+  goto at_Edge;
+
+#define GPUPOOL_FORM(name, T, where, constant, value)                              \
+  at_##name : compute<T, Held::where, constant>(rows, i, held, [](T a, T b, T c) { \
+    (void)a, (void)b, (void)c;                                                     \
+    return value;                                                                  \
+  });                                                                              \
+  if (i->immediate) GPUPOOL_NEXT;                                                  \
+  if (__builtin_expect(i->conflicts & waiting, 0)) goto store_masked;              \
+  held.store(rows + i->d);                                                         \
+  GPUPOOL_NEXT;
+#define GPUPOOL_RUN(name, T, value, ...)          \
+  GPUPOOL_FORM(name, T, kNothing, false, value)   \
+  GPUPOOL_FORM(name##A, T, kA, false, value)      \
+  GPUPOOL_FORM(name##K, T, kNothing, true, value) \
+  GPUPOOL_FORM(name##AK, T, kA, true, value)
+  GPUPOOL_TWO(GPUPOOL_RUN)
 #undef GPUPOOL_RUN
-#define GPUPOOL_RUN(name, T, value, ...)           \
-  GPUPOOL_FORM(k##name, T, kNothing, false, value) \
-  GPUPOOL_FORM(k##name##A, T, kA, false, value)
-        GPUPOOL_OTHERS(GPUPOOL_RUN)
+#define GPUPOOL_RUN(name, T, value, ...)        \
+  GPUPOOL_FORM(name, T, kNothing, false, value) \
+  GPUPOOL_FORM(name##A, T, kA, false, value)
+  GPUPOOL_OTHERS(GPUPOOL_RUN)
 #undef GPUPOOL_RUN
-#define GPUPOOL_RUN(name, T, value, ...)           \
-  GPUPOOL_FORM(k##name, T, kNothing, false, value) \
-  GPUPOOL_FORM(k##name##A, T, kC, false, value)
-        GPUPOOL_THIRD(GPUPOOL_RUN)
+#define GPUPOOL_RUN(name, T, value, ...)        \
+  GPUPOOL_FORM(name, T, kNothing, false, value) \
+  GPUPOOL_FORM(name##A, T, kC, false, value)
+  GPUPOOL_THIRD(GPUPOOL_RUN)
 #undef GPUPOOL_RUN
-        GPUPOOL_FORM(kSubF32B, F, kB, false, canonical(a - b))
-        GPUPOOL_FORM(kSubRawB, F, kB, false, a - b)
-        GPUPOOL_FORM(kSubS32B, U, kB, false, a - b)
-        GPUPOOL_FORM(kTwice, F, kNothing, false, canonical(a + a))
-        GPUPOOL_FORM(kTwiceRaw, F, kNothing, false, a + a)
-        GPUPOOL_FORM(kSquare, F, kNothing, false, canonical(a * a))
-        GPUPOOL_FORM(kSquareRaw, F, kNothing, false, a * a)
+  GPUPOOL_FORM(SubF32B, F, kB, false, canonical(a - b))
+  GPUPOOL_FORM(SubRawB, F, kB, false, a - b)
+  GPUPOOL_FORM(SubS32B, U, kB, false, a - b)
+  GPUPOOL_FORM(Twice, F, kNothing, false, canonical(a + a))
+  GPUPOOL_FORM(TwiceRaw, F, kNothing, false, a + a)
+  GPUPOOL_FORM(Square, F, kNothing, false, canonical(a * a))
+  GPUPOOL_FORM(SquareRaw, F, kNothing, false, a * a)
 #undef GPUPOOL_FORM
-#define GPUPOOL_RUN(name, D, A, B, value, general)          \
-  case k##name:                                             \
-    compute_wide<D, A, B>(rows, i, [](A a, B b, D c) -> D { \
-      (void)b, (void)c;                                     \
-      return D(value);                                      \
-    });                                                     \
-    continue;
-        GPUPOOL_WIDE(GPUPOOL_RUN)
+#define GPUPOOL_RUN(name, D, A, B, value, general)                          \
+  at_##name : if (__builtin_expect(i->conflicts & waiting, 0)) goto masked; \
+  compute_wide<D, A, B>(rows, i, [](A a, B b, D c) -> D {                   \
+    (void)b, (void)c;                                                       \
+    return D(value);                                                        \
+  });                                                                       \
+  GPUPOOL_NEXT;
+  GPUPOOL_WIDE(GPUPOOL_RUN)
 #undef GPUPOOL_RUN
-      default:
-        __builtin_unreachable();
-    }
-    // A branch. Where it leads is an edge, or not for this loop.
-    i = branch(w, i, p);
-    held = Accumulator{};
-    kind = i->kind;
-    if (kind != kEdge) return i;
-    goto again;
-  }
+
+store_masked:
+  held.store(rows + i->d, lane_words<4>(w));
+  GPUPOOL_NEXT;
+masked: {
+  // By way of memory that the compiler knows nothing of, so that the accumulator stays in registers
+  // everywhere else.
+  alignas(64) std::byte memory[4 * kLanes];
+  held.store(memory);
+  std::byte* back = memory;
+  asm volatile("" : "+r"(back)::"memory");
+  i->inner(w, i);
+  held.load(back);
+  GPUPOOL_NEXT;
+}
+#undef GPUPOOL_NEXT
 }
 
 StraightForms straight_forms(Handler general, bool raw) {
