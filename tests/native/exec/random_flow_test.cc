@@ -154,7 +154,9 @@ std::string text_of(const std::vector<Block>& blocks) {
       "OUT: ret;\n}\n"
       ".visible .entry k(.param .u64 out, .param .u64 slots)\n{\n"
       ".reg .b32 r<14>, t<3>, v, fuel, tid; .reg .b64 d<5>, own, at; .reg .pred p<4>, empty;\n"
-      "mov.u32 tid, %tid.x; mov.u32 fuel, " + std::to_string(kFuel) + ";\n"
+      "mov.u32 tid, %tid.x; mov.u32 fuel, " +
+      std::to_string(kFuel) +
+      ";\n"
       "mad.lo.u32 v, tid, 2654435761, 12345;\n"
       "ld.param.u64 own, [slots]; mul.wide.u32 at, tid, 4; add.u64 own, own, at;\n";
   for (int k = 0; k < kWords; ++k)

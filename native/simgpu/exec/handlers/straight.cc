@@ -192,14 +192,16 @@ struct Accumulator {
 #define GPUPOOL_FORMS1(name, ...) GPUPOOL_KIND(name)
 // A: a (of Select32 and the kinds with C: c) is the accumulator; B: b is; K: b is constant. Twice,
 // Square: a + a, a * a.
-#define GPUPOOL_ALL_KINDS                                                                \
-  GPUPOOL_KIND(None)                                                                     \
-  GPUPOOL_KIND(Edge) GPUPOOL_KIND(Branch) GPUPOOL_KIND(BranchIf) GPUPOOL_KIND(BranchIfA) \
-      GPUPOOL_KIND(BranchIfNot) GPUPOOL_KIND(BranchIfNotA) GPUPOOL_KIND(Twice)           \
-          GPUPOOL_KIND(TwiceRaw) GPUPOOL_KIND(Square) GPUPOOL_KIND(SquareRaw)            \
-              GPUPOOL_KIND(SubF32B) GPUPOOL_KIND(SubRawB) GPUPOOL_KIND(SubS32B)          \
-                  GPUPOOL_TWO(GPUPOOL_FORMS4) GPUPOOL_OTHERS(GPUPOOL_FORMS2)             \
-                      GPUPOOL_THIRD(GPUPOOL_FORMS2) GPUPOOL_WIDE(GPUPOOL_FORMS1)
+#define GPUPOOL_ALL_KINDS                                                                          \
+  GPUPOOL_KIND(None)                                                                               \
+  GPUPOOL_KIND(Edge)                                                                               \
+  GPUPOOL_KIND(Branch)                                                                             \
+  GPUPOOL_KIND(BranchIf)                                                                           \
+  GPUPOOL_KIND(BranchIfA) GPUPOOL_KIND(BranchIfNot) GPUPOOL_KIND(BranchIfNotA) GPUPOOL_KIND(Twice) \
+      GPUPOOL_KIND(TwiceRaw) GPUPOOL_KIND(Square) GPUPOOL_KIND(SquareRaw) GPUPOOL_KIND(SubF32B)    \
+          GPUPOOL_KIND(SubRawB) GPUPOOL_KIND(SubS32B) GPUPOOL_TWO(GPUPOOL_FORMS4)                  \
+              GPUPOOL_OTHERS(GPUPOOL_FORMS2) GPUPOOL_THIRD(GPUPOOL_FORMS2)                         \
+                  GPUPOOL_WIDE(GPUPOOL_FORMS1)
 enum Kind : uint8_t {
 #define GPUPOOL_KIND(name) k##name,
   GPUPOOL_ALL_KINDS
