@@ -80,128 +80,128 @@ struct Accumulator {
 
 // ---- kinds ----
 
+// clang-format off
 // X(kind, type of the operands, value of a b c, commutative, general handler). Kinds of two
 // operands come in four forms, by where a and b are; Raw: any NaN instead of the canonical one.
-#define GPUPOOL_FLOATS(X)                                               \
-  X(AddF32, F, canonical(a + b), true, of_float(Op::kAdd, Type::kF32))  \
-  X(SubF32, F, canonical(a - b), false, of_float(Op::kSub, Type::kF32)) \
-  X(MulF32, F, canonical(a* b), true, of_float(Op::kMul, Type::kF32))
-#define GPUPOOL_RAW_FLOATS(X)                                \
-  X(AddRaw, F, a + b, true, of_float(Op::kAdd, Type::kF32))  \
-  X(SubRaw, F, a - b, false, of_float(Op::kSub, Type::kF32)) \
-  X(MulRaw, F, a* b, true, of_float(Op::kMul, Type::kF32))
-#define GPUPOOL_INTEGERS(X)                                            \
-  X(AddS32, U, a + b, true, of_integer(Op::kAdd, Type::kS32))          \
-  X(SubS32, U, a - b, false, of_integer(Op::kSub, Type::kS32))         \
-  X(MulS32, U, a* b, true, of_integer(Op::kMul, Type::kS32, Mod::kLo)) \
-  X(And32, U, a& b, true, of_integer(Op::kAnd, Type::kB32))            \
-  X(Or32, U, a | b, true, of_integer(Op::kOr, Type::kB32))             \
-  X(Xor32, U, a ^ b, true, of_integer(Op::kXor, Type::kB32))           \
-  X(Shl32, U, left(a, b), false, of_integer(Op::kShl, Type::kB32))     \
-  X(ShrU32, U, right(a, b), false, of_integer(Op::kShr, Type::kU32))   \
+#define GPUPOOL_FLOATS(X)                                                                         \
+  X(AddF32, F, canonical(a + b), true, of_float(Op::kAdd, Type::kF32))                            \
+  X(SubF32, F, canonical(a - b), false, of_float(Op::kSub, Type::kF32))                           \
+  X(MulF32, F, canonical(a * b), true, of_float(Op::kMul, Type::kF32))
+#define GPUPOOL_RAW_FLOATS(X)                                                                     \
+  X(AddRaw, F, a + b, true, of_float(Op::kAdd, Type::kF32))                                       \
+  X(SubRaw, F, a - b, false, of_float(Op::kSub, Type::kF32))                                      \
+  X(MulRaw, F, a * b, true, of_float(Op::kMul, Type::kF32))
+#define GPUPOOL_INTEGERS(X)                                                                       \
+  X(AddS32, U, a + b, true, of_integer(Op::kAdd, Type::kS32))                                     \
+  X(SubS32, U, a - b, false, of_integer(Op::kSub, Type::kS32))                                    \
+  X(MulS32, U, a * b, true, of_integer(Op::kMul, Type::kS32, Mod::kLo))                           \
+  X(And32, U, a & b, true, of_integer(Op::kAnd, Type::kB32))                                      \
+  X(Or32, U, a | b, true, of_integer(Op::kOr, Type::kB32))                                        \
+  X(Xor32, U, a ^ b, true, of_integer(Op::kXor, Type::kB32))                                      \
+  X(Shl32, U, left(a, b), false, of_integer(Op::kShl, Type::kB32))                                \
+  X(ShrU32, U, right(a, b), false, of_integer(Op::kShr, Type::kU32))                              \
   X(ShrS32, U, right_signed(a, b), false, of_integer(Op::kShr, Type::kS32))
-#define GPUPOOL_COMPARE(X, name, T, value, commutative, type, compare) \
+#define GPUPOOL_COMPARE(X, name, T, value, commutative, type, compare)                            \
   X(name, T, value, commutative, setp_handler(Type::type, Mod::compare, false))
-#define GPUPOOL_COMPARES(X)                                        \
-  GPUPOOL_COMPARE(X, EqS32, I, a == b, true, kS32, kEq)            \
-  GPUPOOL_COMPARE(X, NeS32, I, a != b, true, kS32, kNe)            \
-  GPUPOOL_COMPARE(X, LtS32, I, a < b, false, kS32, kLt)            \
-  GPUPOOL_COMPARE(X, LeS32, I, a <= b, false, kS32, kLe)           \
-  GPUPOOL_COMPARE(X, GtS32, I, a > b, false, kS32, kGt)            \
-  GPUPOOL_COMPARE(X, GeS32, I, a >= b, false, kS32, kGe)           \
-  GPUPOOL_COMPARE(X, LtU32, U, a < b, false, kU32, kLt)            \
-  GPUPOOL_COMPARE(X, LeU32, U, a <= b, false, kU32, kLe)           \
-  GPUPOOL_COMPARE(X, GtU32, U, a > b, false, kU32, kGt)            \
-  GPUPOOL_COMPARE(X, GeU32, U, a >= b, false, kU32, kGe)           \
-  GPUPOOL_COMPARE(X, EqF32, F, a == b, true, kF32, kEq)            \
-  GPUPOOL_COMPARE(X, NeF32, F, (a < b) | (a > b), true, kF32, kNe) \
-  GPUPOOL_COMPARE(X, LtF32, F, a < b, false, kF32, kLt)            \
-  GPUPOOL_COMPARE(X, LeF32, F, a <= b, false, kF32, kLe)           \
-  GPUPOOL_COMPARE(X, GtF32, F, a > b, false, kF32, kGt)            \
-  GPUPOOL_COMPARE(X, GeF32, F, a >= b, false, kF32, kGe)           \
-  GPUPOOL_COMPARE(X, NeuF32, F, ~(a == b), true, kF32, kNeu)       \
-  GPUPOOL_COMPARE(X, LtuF32, F, ~(a >= b), false, kF32, kLtu)      \
-  GPUPOOL_COMPARE(X, LeuF32, F, ~(a > b), false, kF32, kLeu)       \
-  GPUPOOL_COMPARE(X, GtuF32, F, ~(a <= b), false, kF32, kGtu)      \
+#define GPUPOOL_COMPARES(X)                                                                       \
+  GPUPOOL_COMPARE(X, EqS32, I, a == b, true, kS32, kEq)                                           \
+  GPUPOOL_COMPARE(X, NeS32, I, a != b, true, kS32, kNe)                                           \
+  GPUPOOL_COMPARE(X, LtS32, I, a < b, false, kS32, kLt)                                           \
+  GPUPOOL_COMPARE(X, LeS32, I, a <= b, false, kS32, kLe)                                          \
+  GPUPOOL_COMPARE(X, GtS32, I, a > b, false, kS32, kGt)                                           \
+  GPUPOOL_COMPARE(X, GeS32, I, a >= b, false, kS32, kGe)                                          \
+  GPUPOOL_COMPARE(X, LtU32, U, a < b, false, kU32, kLt)                                           \
+  GPUPOOL_COMPARE(X, LeU32, U, a <= b, false, kU32, kLe)                                          \
+  GPUPOOL_COMPARE(X, GtU32, U, a > b, false, kU32, kGt)                                           \
+  GPUPOOL_COMPARE(X, GeU32, U, a >= b, false, kU32, kGe)                                          \
+  GPUPOOL_COMPARE(X, EqF32, F, a == b, true, kF32, kEq)                                           \
+  GPUPOOL_COMPARE(X, NeF32, F, (a < b) | (a > b), true, kF32, kNe)                                \
+  GPUPOOL_COMPARE(X, LtF32, F, a < b, false, kF32, kLt)                                           \
+  GPUPOOL_COMPARE(X, LeF32, F, a <= b, false, kF32, kLe)                                          \
+  GPUPOOL_COMPARE(X, GtF32, F, a > b, false, kF32, kGt)                                           \
+  GPUPOOL_COMPARE(X, GeF32, F, a >= b, false, kF32, kGe)                                          \
+  GPUPOOL_COMPARE(X, NeuF32, F, ~(a == b), true, kF32, kNeu)                                      \
+  GPUPOOL_COMPARE(X, LtuF32, F, ~(a >= b), false, kF32, kLtu)                                     \
+  GPUPOOL_COMPARE(X, LeuF32, F, ~(a > b), false, kF32, kLeu)                                      \
+  GPUPOOL_COMPARE(X, GtuF32, F, ~(a <= b), false, kF32, kGtu)                                     \
   GPUPOOL_COMPARE(X, GeuF32, F, ~(a < b), false, kF32, kGeu)
-#define GPUPOOL_TWO(X) \
+#define GPUPOOL_TWO(X)                                                                            \
   GPUPOOL_FLOATS(X) GPUPOOL_RAW_FLOATS(X) GPUPOOL_INTEGERS(X) GPUPOOL_COMPARES(X)
 // With a in memory or the accumulator.
-#define GPUPOOL_OTHERS(X)                                                       \
-  X(MadS32, U, a* b + c, true, of_integer(Op::kMad, Type::kS32, Mod::kLo))      \
-  X(MinS32, I, (a < b) ? a : b, true, of_integer(Op::kMin, Type::kS32))         \
-  X(MaxS32, I, (a > b) ? a : b, true, of_integer(Op::kMax, Type::kS32))         \
-  X(MinU32, U, (a < b) ? a : b, true, of_integer(Op::kMin, Type::kU32))         \
-  X(MaxU32, U, (a > b) ? a : b, true, of_integer(Op::kMax, Type::kU32))         \
-  X(AndP, I, a& b, true, predicate_handler(Op::kAnd))                           \
-  X(OrP, I, a | b, true, predicate_handler(Op::kOr))                            \
-  X(NotP, I, ~a, false, predicate_handler(Op::kNot))                            \
-  X(FmaF32, F, canonical(fused(a, b, c)), true, of_float(Op::kFma, Type::kF32)) \
+#define GPUPOOL_OTHERS(X)                                                                         \
+  X(MadS32, U, a * b + c, true, of_integer(Op::kMad, Type::kS32, Mod::kLo))                       \
+  X(MinS32, I, (a < b) ? a : b, true, of_integer(Op::kMin, Type::kS32))                           \
+  X(MaxS32, I, (a > b) ? a : b, true, of_integer(Op::kMax, Type::kS32))                           \
+  X(MinU32, U, (a < b) ? a : b, true, of_integer(Op::kMin, Type::kU32))                           \
+  X(MaxU32, U, (a > b) ? a : b, true, of_integer(Op::kMax, Type::kU32))                           \
+  X(AndP, I, a & b, true, predicate_handler(Op::kAnd))                                            \
+  X(OrP, I, a | b, true, predicate_handler(Op::kOr))                                              \
+  X(NotP, I, ~a, false, predicate_handler(Op::kNot))                                              \
+  X(FmaF32, F, canonical(fused(a, b, c)), true, of_float(Op::kFma, Type::kF32))                   \
   X(FmaRaw, F, fused(a, b, c), true, of_float(Op::kFma, Type::kF32))
 // With c in memory or the accumulator.
-#define GPUPOOL_THIRD(X)                                   \
-  X(Select32, I, (c != 0) ? a : b, false, selp_handler(4)) \
-  X(FmaF32C, F, canonical(fused(a, b, c)), true, nullptr)  \
-  X(FmaRawC, F, fused(a, b, c), true, nullptr)             \
-  X(MadS32C, U, a* b + c, true, nullptr)
+#define GPUPOOL_THIRD(X)                                                                          \
+  X(Select32, I, (c != 0) ? a : b, false, selp_handler(4))                                        \
+  X(FmaF32C, F, canonical(fused(a, b, c)), true, nullptr)                                         \
+  X(FmaRawC, F, fused(a, b, c), true, nullptr)                                                    \
+  X(MadS32C, U, a * b + c, true, nullptr)
 // X(kind, result, a, b, value, general handler): these leave the accumulator alone.
-#define GPUPOOL_COMPARE64(X, name, T, value, type, compare) \
+#define GPUPOOL_COMPARE64(X, name, T, value, type, compare)                                       \
   X(name, int32_t, T, T, -int32_t(value), setp_handler(Type::type, Mod::compare, false))
-#define GPUPOOL_COMPARES64(X, suffix, T, type)           \
-  GPUPOOL_COMPARE64(X, Eq##suffix, T, a == b, type, kEq) \
-  GPUPOOL_COMPARE64(X, Lt##suffix, T, a < b, type, kLt)  \
-  GPUPOOL_COMPARE64(X, Le##suffix, T, a <= b, type, kLe) \
-  GPUPOOL_COMPARE64(X, Gt##suffix, T, a > b, type, kGt)  \
+#define GPUPOOL_COMPARES64(X, suffix, T, type)                                                    \
+  GPUPOOL_COMPARE64(X, Eq##suffix, T, a == b, type, kEq)                                          \
+  GPUPOOL_COMPARE64(X, Lt##suffix, T, a < b, type, kLt)                                           \
+  GPUPOOL_COMPARE64(X, Le##suffix, T, a <= b, type, kLe)                                          \
+  GPUPOOL_COMPARE64(X, Gt##suffix, T, a > b, type, kGt)                                           \
   GPUPOOL_COMPARE64(X, Ge##suffix, T, a >= b, type, kGe)
-#define GPUPOOL_WIDE(X)                                                                    \
-  X(AddF64, double, double, double, a + b, of_float(Op::kAdd, Type::kF64))                 \
-  X(SubF64, double, double, double, a - b, of_float(Op::kSub, Type::kF64))                 \
-  X(MulF64, double, double, double, a* b, of_float(Op::kMul, Type::kF64))                  \
-  X(FmaF64, double, double, double, fused(a, b, c), of_float(Op::kFma, Type::kF64))        \
-  X(AddS64, uint64_t, uint64_t, uint64_t, a + b, of_integer(Op::kAdd, Type::kS64))         \
-  X(SubS64, uint64_t, uint64_t, uint64_t, a - b, of_integer(Op::kSub, Type::kS64))         \
-  X(WideS32, int64_t, int32_t, int32_t, int64_t{a} * b,                                    \
-    of_integer(Op::kMul, Type::kS32, Mod::kWide))                                          \
-  X(WideU32, uint64_t, uint32_t, uint32_t, uint64_t{a} * b,                                \
-    of_integer(Op::kMul, Type::kU32, Mod::kWide))                                          \
-  X(ExtendS32, int64_t, int32_t, int32_t, a, extend_handler(4, Type::kS32, 8))             \
-  X(ExtendU32, uint64_t, uint32_t, uint32_t, a, extend_handler(4, Type::kU32, 8))          \
-  X(And64, uint64_t, uint64_t, uint64_t, a& b, of_integer(Op::kAnd, Type::kB64))           \
-  X(Or64, uint64_t, uint64_t, uint64_t, a | b, of_integer(Op::kOr, Type::kB64))            \
-  X(Xor64, uint64_t, uint64_t, uint64_t, a ^ b, of_integer(Op::kXor, Type::kB64))          \
-  X(Shl64, uint64_t, uint64_t, uint32_t, left64(a, b), of_integer(Op::kShl, Type::kB64))   \
-  X(ShrU64, uint64_t, uint64_t, uint32_t, right64(a, b), of_integer(Op::kShr, Type::kU64)) \
-  X(Move32, uint32_t, uint32_t, uint32_t, a, move_handler(4))                              \
-  X(Move64, uint64_t, uint64_t, uint64_t, a, move_handler(8))                              \
-  GPUPOOL_COMPARES64(X, S64, int64_t, kS64)                                                \
-  GPUPOOL_COMPARE64(X, NeS64, int64_t, a != b, kS64, kNe)                                  \
-  GPUPOOL_COMPARES64(X, U64, uint64_t, kU64)                                               \
-  GPUPOOL_COMPARE64(X, NeU64, uint64_t, a != b, kU64, kNe)                                 \
-  GPUPOOL_COMPARES64(X, F64, double, kF64)                                                 \
-  GPUPOOL_COMPARE64(X, NeF64, double, (a < b) | (a > b), kF64, kNe)                        \
-  GPUPOOL_COMPARE64(X, NeuF64, double, !(a == b), kF64, kNeu)                              \
-  GPUPOOL_COMPARE64(X, LtuF64, double, !(a >= b), kF64, kLtu)                              \
-  GPUPOOL_COMPARE64(X, LeuF64, double, !(a > b), kF64, kLeu)                               \
-  GPUPOOL_COMPARE64(X, GtuF64, double, !(a <= b), kF64, kGtu)                              \
+#define GPUPOOL_WIDE(X)                                                                           \
+  X(AddF64, double, double, double, a + b, of_float(Op::kAdd, Type::kF64))                        \
+  X(SubF64, double, double, double, a - b, of_float(Op::kSub, Type::kF64))                        \
+  X(MulF64, double, double, double, a * b, of_float(Op::kMul, Type::kF64))                        \
+  X(FmaF64, double, double, double, fused(a, b, c), of_float(Op::kFma, Type::kF64))               \
+  X(AddS64, uint64_t, uint64_t, uint64_t, a + b, of_integer(Op::kAdd, Type::kS64))                \
+  X(SubS64, uint64_t, uint64_t, uint64_t, a - b, of_integer(Op::kSub, Type::kS64))                \
+  X(WideS32, int64_t, int32_t, int32_t, int64_t{a} * b,                                           \
+    of_integer(Op::kMul, Type::kS32, Mod::kWide))                                                 \
+  X(WideU32, uint64_t, uint32_t, uint32_t, uint64_t{a} * b,                                       \
+    of_integer(Op::kMul, Type::kU32, Mod::kWide))                                                 \
+  X(ExtendS32, int64_t, int32_t, int32_t, a, extend_handler(4, Type::kS32, 8))                    \
+  X(ExtendU32, uint64_t, uint32_t, uint32_t, a, extend_handler(4, Type::kU32, 8))                 \
+  X(And64, uint64_t, uint64_t, uint64_t, a & b, of_integer(Op::kAnd, Type::kB64))                 \
+  X(Or64, uint64_t, uint64_t, uint64_t, a | b, of_integer(Op::kOr, Type::kB64))                   \
+  X(Xor64, uint64_t, uint64_t, uint64_t, a ^ b, of_integer(Op::kXor, Type::kB64))                 \
+  X(Shl64, uint64_t, uint64_t, uint32_t, left64(a, b), of_integer(Op::kShl, Type::kB64))          \
+  X(ShrU64, uint64_t, uint64_t, uint32_t, right64(a, b), of_integer(Op::kShr, Type::kU64))        \
+  X(Move32, uint32_t, uint32_t, uint32_t, a, move_handler(4))                                     \
+  X(Move64, uint64_t, uint64_t, uint64_t, a, move_handler(8))                                     \
+  GPUPOOL_COMPARES64(X, S64, int64_t, kS64)                                                       \
+  GPUPOOL_COMPARE64(X, NeS64, int64_t, a != b, kS64, kNe)                                         \
+  GPUPOOL_COMPARES64(X, U64, uint64_t, kU64)                                                      \
+  GPUPOOL_COMPARE64(X, NeU64, uint64_t, a != b, kU64, kNe)                                        \
+  GPUPOOL_COMPARES64(X, F64, double, kF64)                                                        \
+  GPUPOOL_COMPARE64(X, NeF64, double, (a < b) | (a > b), kF64, kNe)                               \
+  GPUPOOL_COMPARE64(X, NeuF64, double, !(a == b), kF64, kNeu)                                     \
+  GPUPOOL_COMPARE64(X, LtuF64, double, !(a >= b), kF64, kLtu)                                     \
+  GPUPOOL_COMPARE64(X, LeuF64, double, !(a > b), kF64, kLeu)                                      \
+  GPUPOOL_COMPARE64(X, GtuF64, double, !(a <= b), kF64, kGtu)                                     \
   GPUPOOL_COMPARE64(X, GeuF64, double, !(a < b), kF64, kGeu)
 
 // All kinds in order, each as GPUPOOL_KIND(name).
-#define GPUPOOL_FORMS4(name, ...) \
+#define GPUPOOL_FORMS4(name, ...)                                                                 \
   GPUPOOL_KIND(name) GPUPOOL_KIND(name##A) GPUPOOL_KIND(name##K) GPUPOOL_KIND(name##AK)
 #define GPUPOOL_FORMS2(name, ...) GPUPOOL_KIND(name) GPUPOOL_KIND(name##A)
 #define GPUPOOL_FORMS1(name, ...) GPUPOOL_KIND(name)
 // A: a (of Select32 and the kinds with C: c) is the accumulator; B: b is; K: b is constant. Twice,
 // Square: a + a, a * a.
-#define GPUPOOL_ALL_KINDS                                                                          \
-  GPUPOOL_KIND(None)                                                                               \
-  GPUPOOL_KIND(Edge)                                                                               \
-  GPUPOOL_KIND(Branch)                                                                             \
-  GPUPOOL_KIND(BranchIf)                                                                           \
-  GPUPOOL_KIND(BranchIfA) GPUPOOL_KIND(BranchIfNot) GPUPOOL_KIND(BranchIfNotA) GPUPOOL_KIND(Twice) \
-      GPUPOOL_KIND(TwiceRaw) GPUPOOL_KIND(Square) GPUPOOL_KIND(SquareRaw) GPUPOOL_KIND(SubF32B)    \
-          GPUPOOL_KIND(SubRawB) GPUPOOL_KIND(SubS32B) GPUPOOL_TWO(GPUPOOL_FORMS4)                  \
-              GPUPOOL_OTHERS(GPUPOOL_FORMS2) GPUPOOL_THIRD(GPUPOOL_FORMS2)                         \
-                  GPUPOOL_WIDE(GPUPOOL_FORMS1)
+#define GPUPOOL_ALL_KINDS                                                                         \
+  GPUPOOL_KIND(None) GPUPOOL_KIND(Edge)                                                           \
+  GPUPOOL_KIND(Branch) GPUPOOL_KIND(BranchIf) GPUPOOL_KIND(BranchIfA)                             \
+  GPUPOOL_KIND(BranchIfNot) GPUPOOL_KIND(BranchIfNotA)                                            \
+  GPUPOOL_KIND(Twice) GPUPOOL_KIND(TwiceRaw) GPUPOOL_KIND(Square) GPUPOOL_KIND(SquareRaw)         \
+  GPUPOOL_KIND(SubF32B) GPUPOOL_KIND(SubRawB) GPUPOOL_KIND(SubS32B)                               \
+  GPUPOOL_TWO(GPUPOOL_FORMS4) GPUPOOL_OTHERS(GPUPOOL_FORMS2)                                      \
+  GPUPOOL_THIRD(GPUPOOL_FORMS2) GPUPOOL_WIDE(GPUPOOL_FORMS1)
+// clang-format on
 enum Kind : uint8_t {
 #define GPUPOOL_KIND(name) k##name,
   GPUPOOL_ALL_KINDS
