@@ -293,7 +293,9 @@ void Decoder::warp(Modifiers& m) {
     } else {
       d = target(op(0), 4);
     }
-    emit(set_.warp(o, mode, t), d, a, 0, 0, p).guard = members;
+    Instruction& i = emit(set_.warp(o, mode, t), d, a, 0, 0, p);
+    i.guard = members;
+    i.count = static_cast<uint16_t>(ptx::bytes_of(t) / 4);
     return;
   }
   const Mod mode = m.take_any({Mod::kAdd, Mod::kMin, Mod::kMax, Mod::kAnd, Mod::kOr, Mod::kXor});

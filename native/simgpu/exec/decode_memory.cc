@@ -198,28 +198,48 @@ void Decoder::cp_async(Modifiers& m) {
     l.immediate = from.offset;
     l.count = static_cast<uint16_t>(words);
   } else {
-    // Word by word, each under the predicate that it is wanted.
+    // Word by word, each under the predicate that it is wanted: those that lie whole in the source.
+    // Of the word in which it ends, byte by byte.
     if (current_->guard != ptx::kNoIndex) branch_around();
+    const auto integer = [&](Op o, Type t, uint32_t d, uint32_t a, uint32_t b) {
+      emit(set_.integer(o, t, Mod::kUnknown, false), d, a, b);
+    };
+    const auto compare = [&](Mod how, uint32_t a, uint32_t b) {
+      const uint32_t p = temp(4);
+      emit(set_.setp(Type::kU32, how, false), p, a, b);
+      return p;
+    };
+    const auto load_where = [&](uint32_t p, Type t, uint32_t d, uint32_t at, int64_t offset) {
+      Instruction& l = emit(set_.guarded[0], d, at);
+      l.inner = set_.load(from.access, t, 4, false, false);
+      l.guard = p;
+      l.immediate = offset;
+    };
+    uint32_t whole = 0, tail = 0;  // bytes in whole words; the last word's other bytes
+    if (size_row) {
+      whole = temp(4), tail = temp(4);
+      const uint32_t left = temp(4), byte = temp(4), wide = temp(8), at = temp(8);
+      integer(Op::kAnd, Type::kB32, whole, size_row, constant(4, ~uint32_t{3}));
+      integer(Op::kAnd, Type::kB32, left, size_row, constant(4, 3));
+      emit(set_.extend(4, Type::kU32, 8), wide, whole);
+      integer(Op::kAdd, Type::kU64, at, from.row, wide);
+      emit(set_.move(4), tail, zero);
+      for (uint32_t k = 0; k < 3; ++k) {
+        emit(set_.move(4), byte, zero);
+        load_where(compare(Mod::kGt, left, constant(4, k)), Type::kU8, byte, at, from.offset + k);
+        integer(Op::kShl, Type::kB32, byte, byte, constant(4, 8 * k));
+        integer(Op::kOr, Type::kB32, tail, tail, byte);
+      }
+    }
     for (uint32_t k = 0; k < words; ++k) {
       uint32_t p = pass;
       if (size_row) {
-        p = temp(4);
-        emit(set_.setp(Type::kU32, Mod::kGt, false), p, size_row, constant(4, 4 * k));
+        emit(set_.selp(4), rows[k], tail, zero, compare(Mod::kEq, whole, constant(4, 4 * k)));
+        p = compare(Mod::kGt, whole, constant(4, 4 * k));
+      } else {
+        emit(set_.move(4), rows[k], zero);
       }
-      emit(set_.move(4), rows[k], zero);
-      Instruction& l = emit(set_.guarded[0], rows[k], from.row);
-      l.inner = set_.load(from.access, Type::kB32, 4, false, false);
-      l.guard = p;
-      l.immediate = from.offset + 4 * k;
-      if (!size_row) continue;
-      // Of a word that the source ends in, the bytes before its end.
-      const uint32_t left = temp(4), bits = temp(4), mask = temp(4);
-      emit(set_.integer(Op::kSub, Type::kU32, Mod::kUnknown, false), left, size_row,
-           constant(4, 4 * k));
-      emit(set_.integer(Op::kShl, Type::kB32, Mod::kUnknown, false), bits, left, constant(4, 3));
-      emit(set_.bits(Op::kBmsk, Type::kB32, Mod::kClamp, Mod::kUnknown, Type::kNone), mask, zero,
-           bits);
-      emit(set_.integer(Op::kAnd, Type::kB32, Mod::kUnknown, false), rows[k], rows[k], mask);
+      load_where(p, Type::kB32, rows[k], from.row, from.offset + 4 * k);
     }
   }
   Instruction& s = words == 1

@@ -1,5 +1,7 @@
 // The warp scheduler: paths of a warp run at the lowest instruction of the deepest frame, merge
 // where they meet, and take turns when one of them spins (independent thread scheduling).
+#include <cstring>
+
 #include "simgpu/exec/block.h"
 
 namespace gpupool::simgpu::exec {
@@ -58,6 +60,70 @@ void merge_paths(Warp& w) {
   }
 }
 
+// ---- .sync instructions reached at different places ----
+
+// All lanes of the path wait for the lanes `need`.
+bool waits_for(const Path& p, uint32_t need) {
+  const auto* members = reinterpret_cast<const uint32_t*>(p.frame->rows + p.ip->guard);
+  for (uint32_t m = p.mask; m; m &= m - 1)
+    if (members[__builtin_ctz(m)] != need) return false;
+  return true;
+}
+
+void copy_lanes(uint32_t mask, std::byte* to, const std::byte* from, size_t width) {
+  for (uint32_t m = mask; m; m &= m - 1) {
+    const size_t at = static_cast<size_t>(__builtin_ctz(m)) * width;
+    memcpy(to + at, from + at, width);
+  }
+}
+
+// Lanes that wait in the same operation with the same member mask carry it out together, also
+// where they came to it by different instructions or through different calls: in a window of its
+// own, as each of them has its registers elsewhere.
+void join_syncs(Warp& w) {
+  constexpr uint32_t kRow = 8 * kLanes, kA = kRow, kB = 2 * kRow, kC = 3 * kRow, kD = 4 * kRow,
+                     kE = 5 * kRow, kMembers = 6 * kRow;
+  for (size_t k = 0; k < w.paths.size(); ++k) {
+    if (w.paths[k].state != PathState::kSync) continue;
+    const Instruction first = *w.paths[k].ip;
+    const uint32_t need = w.paths[k].need;
+    const auto meets = [&](const Path& p) {
+      return p.state == PathState::kSync && p.need == need && p.ip->run == first.run &&
+             waits_for(p, need);
+    };
+    uint32_t here = 0;
+    int places = 0;
+    for (const Path& p : w.paths)
+      if (meets(p)) here |= p.mask, ++places;
+    if (places < 2 || (need & w.alive & ~here)) continue;
+    alignas(64) std::byte window[7 * kRow] = {};
+    Instruction joint = first;
+    joint.a = kA, joint.b = kB, joint.c = kC, joint.d = kD, joint.e = kE, joint.guard = kMembers;
+    for (const Path& p : w.paths) {
+      if (!meets(p)) continue;
+      const std::byte* rows = p.frame->rows;
+      copy_lanes(p.mask, window + kA, rows + p.ip->a, 4u * p.ip->count);
+      if (p.ip->b) copy_lanes(p.mask, window + kB, rows + p.ip->b, 4);
+      if (p.ip->c) copy_lanes(p.mask, window + kC, rows + p.ip->c, 4);
+      copy_lanes(p.mask, window + kMembers, rows + p.ip->guard, 4);
+    }
+    w.frame = w.paths[k].frame;
+    w.rows = window;
+    w.mask = here;
+    w.waiting = ~uint32_t{0};
+    joint.run(w, &joint);
+    w.warp_instructions += 1;
+    w.thread_instructions += static_cast<uint64_t>(__builtin_popcount(here));
+    for (Path& p : w.paths) {
+      if (!(p.mask & here)) continue;
+      if (p.ip->d) copy_lanes(p.mask, p.frame->rows + p.ip->d, window + kD, 4);
+      if (p.ip->e) copy_lanes(p.mask, p.frame->rows + p.ip->e, window + kE, 4);
+      p.state = PathState::kRun;
+      ++p.ip;
+    }
+  }
+}
+
 // Chooses the path to run and its limit; false: none can run. Usually that is the lowest
 // instruction of the deepest frame. When that has branched backwards too often (it may spin for
 // another path), the path that waited longest has the turn for a quantum, wherever calls and
@@ -74,6 +140,7 @@ bool pick(Warp& w) {
   wake_sleepers(w);
   release_warp_barriers(w);
   merge_paths(w);
+  join_syncs(w);
   size_t lowest = SIZE_MAX, oldest = SIZE_MAX, latest = SIZE_MAX, count = 0;
   auto before = [&](const Path& p, const Path& q) {
     return p.frame->depth != q.frame->depth ? p.frame->depth > q.frame->depth : p.ip < q.ip;

@@ -247,6 +247,38 @@ TEST(ExecAtomics, ManyThreadsOnOneAddress) {
   EXPECT_EQ(p->min, 100u);
 }
 
+// Bytes after the source's size become zero, and nothing after them is touched: the source ends
+// with its allocation.
+TEST(ExecMemory, AsynchronousCopyOfFewerBytes) {
+  for (const uint32_t bytes : {4u, 8u, 16u}) {
+    for (uint32_t size = 0; size <= bytes; ++size) {
+      const std::string n = std::to_string(bytes);
+      Device d(
+          ".visible .entry k(.param .u64 from, .param .u64 to, .param .u32 n)\n{\n"
+          ".shared .align 16 .b8 s[16]; .reg .b32 r<8>; .reg .b64 d<4>; .reg .b16 h;\n"
+          "ld.param.u64 d0, [from]; ld.param.u64 d1, [to]; ld.param.u32 r0, [n]; mov.u32 r1, "
+          "s;\n"
+          "mov.u32 r2, -1; st.shared.v4.b32 [r1], {r2, r2, r2, r2};\n" +
+          std::string(bytes == 16 ? "cp.async.cg" : "cp.async.ca") + ".shared.global [r1], [d0], " +
+          n +
+          ", r0;\n"
+          "cp.async.wait_all; ld.shared.v4.b32 {r2, r3, r4, r5}, [r1];\n"
+          "st.global.v4.b32 [d1], {r2, r3, r4, r5}; ret;\n}\n");
+      ASSERT_TRUE(d.program) << d.why;
+      auto* to = d.array<uint8_t>(16);
+      // The last bytes of an allocation.
+      auto* block = d.array<uint8_t>(64 + size);
+      for (uint32_t k = 0; k < 64 + size; ++k) block[k] = static_cast<uint8_t>(k + 1);
+      auto fault = d.launch("k", 1, 1, Device::Arguments().add(block + 64).add(to).add(size));
+      ASSERT_FALSE(fault) << fault->what << " " << size << " of " << bytes;
+      for (uint32_t k = 0; k < 16; ++k) {
+        const uint32_t want = k >= bytes ? 255 : k < size ? 64 + k + 1 : 0;
+        ASSERT_EQ(to[k], want) << "byte " << k << ", " << size << " of " << bytes;
+      }
+    }
+  }
+}
+
 TEST(ExecAtomics, TicketsAreDistinct) {
   Device d(
       ".visible .entry k(.param .u64 c, .param .u64 o)\n{\n.reg .b32 r; .reg .b64 d<4>;\n"

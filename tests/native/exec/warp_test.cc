@@ -124,6 +124,82 @@ TEST(ExecWarp, PartialMasksInDivergedCode) {
   }
 }
 
+// A group meets in an operation with a member mask, not at an instruction.
+TEST(ExecWarp, GroupsMeetAtDifferentInstructions) {
+  const Inputs in = random_inputs(4, 0, 0);
+  const std::string split = "{ mov.u32 t0, %laneid; and.b32 t1, t0, 1; setp.eq.u32 p0, t1, 0; ";
+  auto shuffled = run(split +
+                          "@p0 bra EVEN; shfl.sync.bfly.b32 t2|p1, ra, 1, 31, -1; add.u32 ro, t2, "
+                          "1; bra JOIN;\n"
+                          "EVEN: mov.b32 t5, ra; shfl.sync.bfly.b32 t3, t5, 1, 31, -1; add.u32 ro, "
+                          "t3, 2; JOIN: }",
+                      in);
+  auto voted = run(split +
+                       "setp.gt.u32 p1, t0, 9; @p0 bra EVEN; vote.sync.ballot.b32 ro, p1, -1; bra "
+                       "JOIN;\n"
+                       "EVEN: vote.sync.ballot.b32 ro, !p1, -1; JOIN: }",
+                   in);
+  auto reduced = run(split +
+                         "@p0 bra EVEN; redux.sync.add.u32 ro, t0, -1; bra JOIN;\n"
+                         "EVEN: redux.sync.add.u32 ro, 100, -1; JOIN: }",
+                     in);
+  auto matched = run(split +
+                         "cvt.u64.u32 u0, t1; shl.b64 u0, u0, 40; mov.u64 u1, 0; setp.lt.u32 p2, "
+                         "t0, 4; @p2 bra LOW;\n"
+                         "match.any.sync.b64 ro, u0, -1; bra JOIN;\n"
+                         "LOW: match.any.sync.b64 ro, u1, -1; JOIN: }",
+                     in);
+  for (size_t i = 0; i < in.size(); ++i) {
+    const uint32_t lane = i % 32;
+    ASSERT_EQ(shuffled[i], (in[i ^ 1][0] + (lane & 1 ? 1 : 2)) & 0xffffffff) << lane;
+    // Odd lanes above 9, even ones up to 9 (laneid > 9 fails).
+    uint32_t ballot = 0, even = 0;
+    for (uint32_t l = 0; l < 32; ++l) {
+      ballot |= uint32_t{l & 1 ? l > 9 : l <= 9} << l;
+      even |= uint32_t{l < 4 || !(l & 1)} << l;
+    }
+    ASSERT_EQ(voted[i], ballot) << lane;
+    ASSERT_EQ(reduced[i], 256u + 1600u) << lane;
+    ASSERT_EQ(matched[i], lane < 4 || !(lane & 1) ? even : ~even) << lane;
+  }
+}
+
+TEST(ExecWarp, GroupsMeetInDifferentCalls) {
+  Device d(
+      ".func (.reg .b32 o) deeper(.reg .b32 v, .reg .b32 n)\n{\n.reg .b32 m; .reg .pred p;\n"
+      "setp.ne.u32 p, n, 0; @p bra DEEPER; shfl.sync.bfly.b32 o, v, 1, 31, -1; ret;\n"
+      "DEEPER: sub.u32 m, n, 1; call (o), deeper, (v, m); add.u32 o, o, 1000; ret;\n}\n"
+      ".visible .entry k(.param .u64 o)\n{\n.reg .b32 r<6>; .reg .b64 d<3>;\n"
+      "mov.u32 r0, %tid.x; and.b32 r1, r0, 3; call (r2), deeper, (r0, r1);\n"
+      "ld.param.u64 d0, [o]; mul.wide.u32 d1, r0, 4; add.u64 d0, d0, d1; st.global.u32 [d0], r2; "
+      "ret;\n}\n");
+  ASSERT_TRUE(d.program) << d.why;
+  auto* out = d.array<uint32_t>(64);
+  for (int order = 0; order < 8; ++order) {
+    if (order) setenv("GPUPOOL_SIMGPU_SHUFFLE", std::to_string(order).c_str(), 1);
+    std::fill(out, out + 64, 0);
+    auto fault = d.launch("k", 1, 64, Device::Arguments().add(out));
+    unsetenv("GPUPOOL_SIMGPU_SHUFFLE");
+    ASSERT_FALSE(fault) << fault->what;
+    for (uint32_t t = 0; t < 64; ++t) ASSERT_EQ(out[t], (t ^ 1) + 1000 * (t & 3)) << t;
+  }
+}
+
+// Another mask or another operation is no meeting.
+TEST(ExecWarp, WhoNeverMeetsIsADeadlock) {
+  for (const char* other :
+       {"shfl.sync.bfly.b32 r2, r0, 1, 31, 0xfffffffe;", "shfl.sync.down.b32 r2, r0, 1, 31, -1;"}) {
+    Device d(std::string(".visible .entry k()\n{\n.reg .b32 r<6>; .reg .pred p;\n"
+                         "mov.u32 r0, %tid.x; setp.lt.u32 p, r0, 16; @p bra LOW;\n"
+                         "shfl.sync.bfly.b32 r2, r0, 1, 31, -1; ret;\nLOW: ") +
+             other + " ret;\n}\n");
+    ASSERT_TRUE(d.program) << d.why;
+    auto fault = d.launch("k", 1, 32, {});
+    ASSERT_TRUE(fault);
+    EXPECT_NE(fault->what.find("deadlock"), std::string::npos) << fault->what;
+  }
+}
+
 TEST(ExecWarp, SpecialRegisters) {
   const Inputs in = random_inputs(9, 0, 0);
   auto get = [&](const std::string& name) { return run("mov.u32 ro, " + name + ";", in); };
