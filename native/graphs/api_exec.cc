@@ -517,5 +517,43 @@ CUresult cuDeviceGraphMemTrim(CUdevice device) {
   return find_device(device);  // memory goes with the last graph that knows it
 }
 
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute,
+                                      void* value) {
+  START();
+  if (const CUresult e = find_device(device)) return e;
+  REQUIRE(value != nullptr);
+  const GraphMemoryUse use = graph_memory_use(device);
+  cuuint64_t bytes = use.bytes;
+  switch (static_cast<int>(attribute)) {
+    case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+      break;
+    case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+      bytes = use.used_high;
+      break;
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+      bytes = use.reserved_high;
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  memcpy(value, &bytes, sizeof bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute,
+                                      void* value) {
+  START();
+  if (const CUresult e = find_device(device)) return e;
+  // Only the highest values can be set, to 0.
+  REQUIRE(value != nullptr && (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ||
+                               attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH));
+  cuuint64_t bytes;
+  memcpy(&bytes, value, sizeof bytes);
+  REQUIRE(bytes == 0);
+  forget_highest(device, attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH);
+  return CUDA_SUCCESS;
+}
+
 }  // extern "C"
 #pragma GCC visibility pop

@@ -27,6 +27,7 @@ struct Memories {
   std::mutex lock;
   std::map<CUdeviceptr, std::weak_ptr<GraphMemory>> all;
   std::atomic<size_t> count{0};
+  std::map<CUdevice, GraphMemoryUse> use;
 };
 Memories& memories() {
   static auto& instance = *new Memories;
@@ -78,6 +79,7 @@ GraphMemory::~GraphMemory() {
   {
     std::lock_guard lock(memories().lock);
     memories().all.erase(address);
+    memories().use[device].bytes -= bytes;
     memories().count = memories().all.size();
   }
   release_memory(device, address);
@@ -92,9 +94,24 @@ CUresult new_graph_memory(CUdevice device, size_t bytes, std::shared_ptr<GraphMe
   memory->device = device;
   std::lock_guard lock(memories().lock);
   memories().all[address] = memory;
+  GraphMemoryUse& use = memories().use[device];
+  use.bytes += bytes;
+  use.used_high = std::max(use.used_high, use.bytes);
+  use.reserved_high = std::max(use.reserved_high, use.bytes);
   memories().count = memories().all.size();
   *out = std::move(memory);
   return CUDA_SUCCESS;
+}
+
+GraphMemoryUse graph_memory_use(CUdevice device) {
+  std::lock_guard lock(memories().lock);
+  return memories().use[device];
+}
+
+void forget_highest(CUdevice device, bool reserved) {
+  std::lock_guard lock(memories().lock);
+  GraphMemoryUse& use = memories().use[device];
+  (reserved ? use.reserved_high : use.used_high) = use.bytes;
 }
 
 std::shared_ptr<GraphMemory> find_graph_memory(CUdeviceptr address) {

@@ -194,6 +194,14 @@ CUresult gather(const KernelLayout& layout, void** parameters, void** extra, Ker
 // An address of a graph's allocation node that a program frees by itself; false: no such address.
 bool free_graph_memory(CUdeviceptr address);
 std::shared_ptr<GraphMemory> find_graph_memory(CUdeviceptr address);
+
+// Bytes of a device's allocation nodes, now and at most: none is kept for later, so that used and
+// reserved memory are the same but for when their highest value was forgotten.
+struct GraphMemoryUse {
+  uint64_t bytes = 0, used_high = 0, reserved_high = 0;
+};
+GraphMemoryUse graph_memory_use(CUdevice device);
+void forget_highest(CUdevice device, bool reserved);
 CUresult new_graph_memory(CUdevice device, size_t bytes, std::shared_ptr<GraphMemory>* out);
 
 }  // namespace gpupool::graphs

@@ -23,10 +23,10 @@ void Decoder::cvt(Modifiers& m) {
     cvt_pack(m);
     return;
   }
-  const Mod rounding = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp, Mod::kRna, Mod::kRni,
-                                   Mod::kRzi, Mod::kRmi, Mod::kRpi});
+  Mod rounding = m.take_any({Mod::kRn, Mod::kRz, Mod::kRm, Mod::kRp, Mod::kRna, Mod::kRni,
+                             Mod::kRzi, Mod::kRmi, Mod::kRpi});
   const bool relu = m.take(Mod::kRelu);
-  const bool ftz = m.take(Mod::kFtz);
+  bool ftz = m.take(Mod::kFtz);
   const bool sat = m.take(Mod::kSat);
   const bool satfinite = m.take(Mod::kSatfinite);
   const Type to = m.take_type(), from = m.take_type();
@@ -35,6 +35,12 @@ void Decoder::cvt(Modifiers& m) {
     cvt_packed(to, from, rounding, relu, satfinite);
     return;
   }
+  // What has no effect: an integer is never subnormal, and f32 holds every bf16.
+  if (to == Type::kF32 && !ptx::is_float(from)) ftz = false;
+  if (to == Type::kF32 && from == Type::kBf16 &&
+      (rounding == Mod::kRn || rounding == Mod::kRz || rounding == Mod::kRm ||
+       rounding == Mod::kRp))
+    rounding = Mod::kUnknown;
   count(2, 2);
   const bool limits = relu || satfinite;
   if (limits && (from != Type::kF32 || ftz || sat || (!is_half(to) && to != Type::kTf32)))

@@ -5,11 +5,142 @@
 
 namespace gpupool::simgpu::exec {
 
+using ptx::kNoIndex;
 using ptx::Mod;
 using ptx::Op;
 using ptx::OperandKind;
 using ptx::Space;
+using ptx::SymbolKind;
 using ptx::Type;
+
+// The address that a symbol stands for, in its own space or generic. `in_frame`: relative to the
+// frame in local memory.
+uint64_t Decoder::symbol_address(const ptx::Operand& o, bool generic, bool* in_frame,
+                                 ptx::Space* space) {
+  *in_frame = false;
+  const uint64_t offset = static_cast<uint64_t>(o.offset);
+  switch (o.symbol) {
+    case SymbolKind::kVariable: {
+      const ptx::Variable& v = program_.variable(o.index);
+      *space = v.space;
+      if (v.space == ptx::Space::kGlobal || v.space == ptx::Space::kConst) {
+        if (!v.address) refuse("the variable " + v.name + " has no address");
+        return v.address + offset;
+      }
+      if (v.space == ptx::Space::kShared) {
+        const uint32_t place = kernel_.shared.offset_of(o.index);
+        if (place == kNoIndex) refuse("the shared variable " + v.name + " isn't placed");
+        return place + offset + (generic ? kSharedWindow : 0);
+      }
+      refuse("variables of this space aren't known: " + v.name);
+    }
+    case SymbolKind::kLocal: {
+      const ptx::LocalVariable& v = body_.locals[o.index];
+      *in_frame = true;
+      *space = ptx::Space::kLocal;
+      return (v.space == ptx::Space::kLocal ? local_place_ : param_place_) + v.offset + offset +
+             (generic ? kLocalWindow : 0);
+    }
+    case SymbolKind::kParameter:
+      if (function_.entry) {
+        *space = ptx::Space::kParam;
+        return function_.parameters[o.index].offset + offset + (generic ? kParamWindow : 0);
+      }
+      if (function_.parameters[o.index].space == ptx::Space::kReg)
+        refuse("a register has no address");
+      *in_frame = true;
+      *space = ptx::Space::kLocal;
+      return places_.parameters[o.index] + offset + (generic ? kLocalWindow : 0);
+    case SymbolKind::kReturn:
+      *in_frame = true;
+      *space = ptx::Space::kLocal;
+      return places_.returns[o.index] + offset + (generic ? kLocalWindow : 0);
+    case SymbolKind::kFunction:
+      *space = ptx::Space::kNone;
+      return ptx::function_address(o.index);
+    default:
+      refuse("this name has no address");
+  }
+}
+
+Decoder::Address Decoder::address(const ptx::Operand& o, ptx::Space space) {
+  if (o.kind != OperandKind::kAddress) refuse("an address in brackets is wanted");
+  Address a;
+  if (o.register_base) {
+    const Type t = body_.registers[o.index];
+    const uint32_t width = register_width(o.index);
+    if (t == Type::kPred || (width != 4 && width != 8))
+      refuse("the address register isn't 32 or 64 bits wide");
+    uint32_t row = use(o.index);
+    a.offset = o.offset;
+    switch (space) {
+      case ptx::Space::kShared:
+        a.access = width == 4 ? Access::kShared32 : Access::kShared64;
+        a.row = row;
+        return a;
+      case ptx::Space::kGlobal:
+      case ptx::Space::kConst:
+        a.access = Access::kGlobal;
+        break;
+      case ptx::Space::kLocal:
+        a.access = Access::kLocal;
+        break;
+      case ptx::Space::kParam:
+        a.access = function_.entry ? Access::kParam : Access::kLocal;
+        break;
+      case ptx::Space::kNone:
+        a.access = Access::kGeneric;
+        break;
+      default:
+        refuse("this state space isn't known");
+    }
+    a.row = widened(row);
+    return a;
+  }
+  if (o.symbol == SymbolKind::kNone) {  // [offset]
+    a.row = constant(8, 0);
+    a.offset = o.offset;
+    a.access = space == ptx::Space::kShared  ? Access::kShared64
+               : space == ptx::Space::kLocal ? Access::kLocal
+               : space == ptx::Space::kParam ? (function_.entry ? Access::kParam : Access::kLocal)
+               : space == ptx::Space::kNone  ? Access::kGeneric
+                                             : Access::kGlobal;
+    return a;
+  }
+  bool in_frame;
+  ptx::Space of;
+  const uint64_t at = symbol_address(o, false, &in_frame, &of);
+  if (space != ptx::Space::kNone && space != of) {
+    const bool parameter =
+        space == ptx::Space::kParam && of == ptx::Space::kLocal &&
+        (o.symbol != SymbolKind::kLocal || body_.locals[o.index].space == ptx::Space::kParam);
+    const bool constant_data = (space == ptx::Space::kGlobal && of == ptx::Space::kConst);
+    if (!parameter && !constant_data) refuse("the variable lies in another state space");
+  }
+  switch (of) {
+    case ptx::Space::kGlobal:
+    case ptx::Space::kConst:
+      a.access = Access::kGlobal;
+      a.row = constant(8, at);
+      break;
+    case ptx::Space::kShared:
+      a.access = Access::kShared32;
+      a.row = constant(4, at);
+      break;
+    case ptx::Space::kParam:
+      a.access = Access::kParam;
+      a.row = constant(8, at);
+      break;
+    case ptx::Space::kLocal:
+      a.access = Access::kLocal;
+      a.row = frame_base();
+      a.offset = static_cast<int64_t>(at);
+      break;
+    default:
+      refuse("nothing can be loaded from this name");
+  }
+  return a;
+}
 
 // Words that say how caches treat the access, or which order it takes: x86's order is stronger than
 // every one of them except .sc, and that only matters for fences. `polls`: it may be a spin loop's.

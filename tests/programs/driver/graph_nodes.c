@@ -163,6 +163,12 @@ static void events(CUdeviceptr a, CUstream stream) {
   CHECK(cuEventDestroy(second));
 }
 
+static cuuint64_t graph_memory(CUgraphMem_attribute attribute) {
+  cuuint64_t bytes = 77;
+  CHECK(cuDeviceGetGraphMemAttribute(0, attribute, &bytes));
+  return bytes;
+}
+
 static void memory(CUstream stream) {
   CUgraph graph, other;
   CUgraphNode allocate, set, release;
@@ -184,6 +190,8 @@ static void memory(CUstream stream) {
   unsigned char byte = 0;
   CHECK(cuMemcpyDtoH(&byte, parameters.dptr + 12345, 1));
   EXPECT(byte == 0x42);
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT) >= 1 << 20);
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) >= 1 << 20);
   /* It is allocated: not again before it is freed. */
   EXPECT(cuGraphLaunch(exec, stream) == CUDA_ERROR_INVALID_VALUE);
   CHECK(cuMemFreeAsync(parameters.dptr, stream));
@@ -203,6 +211,25 @@ static void memory(CUstream stream) {
   CHECK(cuStreamSynchronize(stream));
   CHECK(cuGraphExecDestroy(exec));
   CHECK(cuGraphDestroy(graph));
+  CHECK(cuDeviceGraphMemTrim(0));
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT) == 0);
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) == 0);
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH) >= 1 << 20);
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) >= 1 << 20);
+  cuuint64_t zero = 0, one = 1;
+  CHECK(cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &zero));
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH) == 0);
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) >= 1 << 20);
+  CHECK(cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH, &zero));
+  EXPECT(graph_memory(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) == 0);
+  EXPECT(cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &one) ==
+         CUDA_ERROR_INVALID_VALUE);
+  EXPECT(cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &zero) ==
+         CUDA_ERROR_INVALID_VALUE);
+  EXPECT(cuDeviceGetGraphMemAttribute(0, (CUgraphMem_attribute)17, &one) ==
+         CUDA_ERROR_INVALID_VALUE);
+  EXPECT(cuDeviceGetGraphMemAttribute(99, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &one) ==
+         CUDA_ERROR_INVALID_DEVICE);
 }
 
 static void wrong(CUdeviceptr a) {

@@ -129,6 +129,9 @@ def from_integers() -> list[Case]:
 
                     mods = f".{mode}{'.sat' if sat else ''}"
                     cases.append(case(mods, d, s, reference, width_of(d), register(s)))
+                    if d == "f32" and mode in ("rn", "rm"):
+                        mods = mods.replace(mode, f"{mode}.ftz")
+                        cases.append(case(mods, d, s, reference, width_of(d), register(s)))
     return cases
 
 
@@ -182,6 +185,8 @@ def between_floats() -> list[Case]:
         for s in FLOATS:
             narrowing = width_of(d) < width_of(s) or {d, s} == {"f16", "bf16"}
             modes = ROUND if narrowing else ("",)
+            if (d, s) == ("f32", "bf16"):
+                modes = ("", *ROUND)
             single = "f32" in (d, s)
             for mode in modes:
                 for ftz in (False, True)[: 2 if single else 1]:
