@@ -12,8 +12,7 @@ using ptx::Type;
 
 namespace {
 
-bool is_half(Type t) { return t == Type::kF16 || t == Type::kBf16; }
-uint32_t width(Type t) { return std::max<uint32_t>(2, ptx::bytes_of(t)); }
+bool is_single_half(Type t) { return t == Type::kF16 || t == Type::kBf16; }
 
 }  // namespace
 
@@ -43,7 +42,7 @@ void Decoder::cvt(Modifiers& m) {
     rounding = Mod::kUnknown;
   count(2, 2);
   const bool limits = relu || satfinite;
-  if (limits && (from != Type::kF32 || ftz || sat || (!is_half(to) && to != Type::kTf32)))
+  if (limits && (from != Type::kF32 || ftz || sat || (!is_single_half(to) && to != Type::kTf32)))
     refuse("this conversion isn't known");
   const ptx::Operand& d = op(0);
   const ptx::Operand& s = op(1);
@@ -114,7 +113,7 @@ void Decoder::cvt(Modifiers& m) {
     emit(set_.extend(8, to, into), target(d, into), r);
     return;
   }
-  const bool half_from = is_half(from), half_to = is_half(to);
+  const bool half_from = is_single_half(from), half_to = is_single_half(to);
   if (limits) {
     const uint32_t w = width(to), t = temp(w);
     emit(set_.convert(to, from, rounding, false, false), t, a);

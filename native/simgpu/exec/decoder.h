@@ -19,6 +19,18 @@ struct Refused {
   std::string why;
 };
 
+// ---- types (decode_arithmetic.cc, decode_compare.cc) ----
+inline bool is_half(ptx::Type t) {
+  return t == ptx::Type::kF16 || t == ptx::Type::kBf16 || t == ptx::Type::kF16x2 ||
+         t == ptx::Type::kBf16x2;
+}
+// As half.cc reads them.
+inline int64_t half_flags(const FloatMode& m, bool relu = false) {
+  return m.ftz | m.sat << 1 | m.nan << 2 | m.xorsign << 3 | relu << 4;
+}
+// Bytes of an element of a register's row.
+inline uint32_t width(ptx::Type t) { return ptx::bytes_of(t) > 2 ? ptx::bytes_of(t) : 2; }
+
 // The modifiers of an instruction; each must be taken by somebody.
 class Modifiers {
  public:
