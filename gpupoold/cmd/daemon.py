@@ -95,6 +95,11 @@ def serve(arguments: list[str]) -> None:
             raise StateError(f"state: {error.filename}: {error.strerror}") from None
         if guests is not None:
             guests.start()
+        elif any(guest.ended_at is None for guest in store.guests()):
+            LOG.warning(
+                "virtual machines have leases and [libvirt] uri is not set: they keep them; "
+                "`slice delete --force` ends one"
+            )
         api = ApiServer(settings, pool, claim.socket, guests)
         api.start()
         LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)

@@ -8,12 +8,14 @@ machine.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -23,27 +25,17 @@ from typing import Any, TypeVar
 
 import libvirt
 
-from gpupoold.testing.sandbox import DIE_WITH_PARENT, Sandbox
+from gpupoold.testing.sandbox import Sandbox
 from tests.e2e.image import SHELL_PORT, Image
 
 T = TypeVar("T")
 ETC = Path(__file__).resolve().parents[2] / "etc" / "libvirt"
 #: a busy machine is some times slower than a quiet one
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 libvirt.registerErrorHandler(lambda context, error: None, None)
 
-SETUP = """
-set -e
-mount --make-rprivate /
-mount -t tmpfs none /run/libvirt
-for name in etc var log; do
-  case $name in etc) to=/etc/libvirt;; var) to=/var/lib/libvirt;; log) to=/var/log/libvirt;; esac
-  mount --bind "$1/$name" $to
-done
-touch "$1/ready"
-exec sleep infinity
-"""
+KEEPER = Path(__file__).resolve().parent / "keeper.py"
 
 
 def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
@@ -69,9 +61,8 @@ class Host:
                 "DEFAULT": {"debug": "true"},
             }
         )
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._holder: subprocess.Popen[bytes] | None = None
-        self._libvirtd: subprocess.Popen[bytes] | None = None
+        self._keeper: subprocess.Popen[str] | None = None
+        self._libvirtd = 0
         self.connection: Any = None
 
     # ---- life -----------------------------------------------------------------------------------
@@ -107,29 +98,25 @@ class Host:
                 'auth_unix_rw = "none"\nauth_unix_ro = "none"\n'
             )
         Path("/run/libvirt").mkdir(exist_ok=True)
-        self._holder = self._spawn(
-            "unshare", "--mount", "sh", "-c", SETUP, "sh", str(self.root), outside=True
+        self._keeper = subprocess.Popen(
+            ["unshare", "--mount", sys.executable, str(KEEPER), str(self.root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
         )
-        until((self.root / "ready").exists, "the mount namespace")
+        assert self._keeper.stdout is not None
+        assert int(self._keeper.stdout.readline()) == self._keeper.pid
         self._spawn("virtlogd", "-p", "/run/libvirt/virtlogd.pid")
         self.start_libvirtd()
 
-    def _spawn(self, *command: str, outside: bool = False) -> subprocess.Popen[bytes]:
-        enter = [] if outside else ["nsenter", "--mount", f"--target={self._pid()}"]
-        with (self.root / "daemons.log").open("ab") as log:
-            child = subprocess.Popen(
-                [*DIE_WITH_PARENT, *enter, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-            )
-        self._children.append(child)
-        return child
-
-    def _pid(self) -> int:
-        assert self._holder is not None
-        return self._holder.pid
+    def _spawn(self, *command: str) -> int:
+        """Starts it in the namespace and returns its process id."""
+        keeper = self._keeper
+        assert keeper is not None and keeper.stdin is not None and keeper.stdout is not None
+        keeper.stdin.write(json.dumps(command) + "\n")
+        keeper.stdin.flush()
+        return int(keeper.stdout.readline())
 
     def start_libvirtd(self) -> None:
         """Starts it and connects to it."""
@@ -143,11 +130,9 @@ class Host:
 
     def stop_libvirtd(self) -> None:
         """Ends it; its virtual machines run on."""
-        assert self._libvirtd is not None
         self.connection.close()
-        self._libvirtd.terminate()
-        self._libvirtd.wait(PATIENCE)
-        self._children.remove(self._libvirtd)
+        os.kill(self._libvirtd, signal.SIGTERM)
+        until(lambda: not Path(f"/proc/{self._libvirtd}").exists(), "the end of libvirtd")
 
     def __exit__(self, *_: object) -> None:
         if self.connection is not None:
@@ -155,22 +140,17 @@ class Host:
                 for domain in self.connection.listAllDomains():
                     with contextlib.suppress(libvirt.libvirtError):
                         domain.destroy()
-        for pid_file in (self.inside("/run/libvirt/qemu")).glob("*.pid"):
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(int(pid_file.read_text()), signal.SIGKILL)
-        for child in reversed(self._children):
-            child.terminate()
-            try:
-                child.wait(20)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        if self._keeper is not None:
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.close()
+            self._keeper.wait(60)
         self.pool.stop()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def inside(self, path: str) -> Path:
         """A path of the mount namespace, as seen from here."""
-        return Path(f"/proc/{self._holder.pid if self._holder else 'none'}/root{path}")
+        assert self._keeper is not None
+        return Path(f"/proc/{self._keeper.pid}/root{path}")
 
     def logs(self) -> str:
         """For a test that failed."""

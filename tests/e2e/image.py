@@ -5,6 +5,7 @@ Nothing is installed: the kernel's package is downloaded by apt, once, and unpac
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -79,8 +80,10 @@ def make_image() -> Image:
         archive.unlink()
         _output("depmod", "-b", str(fresh), version)
         fresh.rename(tree)
-    initrd = cache_directory() / f"initrd-{version}.img"
-    _make_initrd(tree, version, initrd)
+    recipe = hashlib.sha256(repr((INIT, MODULES)).encode()).hexdigest()[:12]
+    initrd = cache_directory() / f"initrd-{version}-{recipe}.img"
+    if not initrd.exists():
+        _make_initrd(tree, version, initrd)
     return Image(tree / "boot" / f"vmlinuz-{version}", initrd)
 
 

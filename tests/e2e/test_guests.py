@@ -317,10 +317,9 @@ def test_a_live_migration_moves_the_lease(host, name, image):
     machine.sh("echo kept > /tmp/mark")
     machine.close()
     with Host(image) as other:
-        flags = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER
-        flags |= libvirt.VIR_MIGRATE_PERSIST_DEST
-        machine.domain.migrateToURI3(
-            other.uri, {libvirt.VIR_MIGRATE_PARAM_URI: "tcp://127.0.0.1:49200"}, flags
+        flags = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PERSIST_DEST
+        machine.domain.migrate3(
+            other.connection, {libvirt.VIR_MIGRATE_PARAM_URI: "tcp://127.0.0.1:49200"}, flags
         )
         moved = Machine(other, name)
         after = whole(other, moved)

@@ -1,0 +1,81 @@
+"""The parent of a private libvirtd, in a mount namespace of its own: `keeper.py ROOT`.
+
+Lays ROOT/etc, ROOT/var, ROOT/log over libvirt's directories, then starts what its standard input
+asks for (a JSON list of words per line) and answers with the process id. QEMU processes, which
+libvirtd leaves to the nearest reaper, are its children too: libvirt waits until an ended one is
+reaped, and not every machine's first process does that soon. At the end of its input all of them
+are killed: nothing outlives the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+PLACES = {"etc": "/etc/libvirt", "var": "/var/lib/libvirt", "log": "/var/log/libvirt"}
+
+
+def children() -> list[int]:
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children") as stream:
+            found += map(int, stream.read().split())
+    return found
+
+
+def reap() -> None:
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.05)
+
+
+def main() -> None:
+    root = sys.argv[1]
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    commands = [
+        ["mount", "--make-rprivate", "/"],
+        ["mount", "-t", "tmpfs", "none", "/run/libvirt"],
+        *(["mount", "--bind", f"{root}/{name}", place] for name, place in PLACES.items()),
+    ]
+    if os.path.exists("/dev/kvm"):
+        # The tests' machines are emulated. Where /dev/kvm is and does not work, libvirt would ask
+        # QEMU for its capabilities at every start, in vain.
+        hidden = f"{root}/no-kvm"
+        os.close(os.open(hidden, os.O_CREAT, 0o000))
+        commands.append(["mount", "--bind", hidden, "/dev/kvm"])
+    for command in commands:
+        subprocess.run(command, check=True)
+    threading.Thread(target=reap, daemon=True).start()
+    print(os.getpid(), flush=True)
+    with open(f"{root}/daemons.log", "ab") as log:
+        nothing = os.open("/dev/null", os.O_RDONLY)
+        for line in sys.stdin:
+            words = json.loads(line)
+            actions = [
+                (os.POSIX_SPAWN_DUP2, nothing, 0),
+                (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+            ]
+            pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions)
+            print(pid, flush=True)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + 10
+        while (left := children()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()
