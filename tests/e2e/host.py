@@ -97,6 +97,9 @@ class Host:
                 f'\nhost_uuid = "{uuid.uuid4()}"\nunix_sock_dir = "{self.root}/sock"\n'
                 'auth_unix_rw = "none"\nauth_unix_ro = "none"\n'
             )
+        with (self.root / "etc" / "qemu.conf").open("a") as stream:
+            # A namespace of each machine would take the mount over /dev/kvm along, and fails.
+            stream.write("\nnamespaces = [ ]\n")
         Path("/run/libvirt").mkdir(exist_ok=True)
         self._keeper = subprocess.Popen(
             ["unshare", "--mount", sys.executable, str(KEEPER), str(self.root)],
