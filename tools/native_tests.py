@@ -24,8 +24,6 @@ def main() -> int:
         "cmake", "-S", ROOT, "-B", arguments.build, "-G", "Ninja",
         f"-DPython3_EXECUTABLE={sys.executable}",
         "-DGPUPOOL_SANITIZE=ON", "-DGPUPOOL_TESTS=ON", "-DGPUPOOL_CLIENT_OLD_GLIBC=OFF",
-        # The sanitizers' own cost dominates; more optimising only makes the build long.
-        "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1",
     ]  # fmt: skip
     for command in (configure, ["cmake", "--build", arguments.build, "--target", "native_tests"]):
         status = subprocess.run([str(word) for word in command]).returncode

@@ -13,7 +13,7 @@
 
 set(GPUPOOL_FRONTDOOR_SOURCES
   log.cc default_stream.cc proc_address.cc error_names.cc context_storage.cc selftest.cc
-  export_tables.cc runtime_caller.cc visible_devices.cc images.cc cubin.cc ptx_scan.cc)
+  export_tables.cc runtime_caller.cc visible_devices.cc images.cc own_memory.cc cubin.cc ptx_scan.cc)
 list(TRANSFORM GPUPOOL_FRONTDOOR_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/native/frontdoor/)
 set(GPUPOOL_FRONTDOOR_SOURCES ${GPUPOOL_FRONTDOOR_SOURCES} CACHE INTERNAL "")
 set(GPUPOOL_GRAPH_SOURCES graph.cc capture.cc api_capture.cc api_exec.cc api_graph.cc api_node.cc arrays.cc)

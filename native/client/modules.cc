@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <new>
 
 #include "client/links.h"
 #include "client/log.h"
@@ -94,7 +95,7 @@ void deliver_logs(const JitOptions& options, wire::Decoder& decoder, uint64_t* i
 // ---- Code -------------------------------------------------------------------------------------
 
 CUresult make_code(const frontdoor::Image& image, const Device& device,
-                   std::shared_ptr<Code>* out) {
+                   std::shared_ptr<Code>* out) try {
   auto code = std::make_shared<Code>();
   frontdoor::Selection selection;
   selection.major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
@@ -134,6 +135,8 @@ CUresult make_code(const frontdoor::Image& image, const Device& device,
   }
   *out = std::move(code);
   return CUDA_SUCCESS;
+} catch (const std::bad_alloc&) {
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 bool take_ptx_instead(Device* device, const Code& code) {

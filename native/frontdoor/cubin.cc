@@ -7,6 +7,8 @@
 #include <map>
 #include <string_view>
 
+#include "frontdoor/own_memory.h"
+
 namespace gpupool::frontdoor {
 namespace {
 
@@ -21,7 +23,23 @@ enum InfoAttribute : uint8_t {
   kParameterBytes = 0x19,  // of the whole block
 };
 constexpr uint32_t kMaxParameters = 4096;
-constexpr uint8_t kEntryPoint = 0x10;  // in st_other
+constexpr uint8_t kEntryPoint = 0x10;        // in st_other
+constexpr size_t kMaxNameBytes = 64 * 1024;  // a longer name is told by its beginning
+
+// Sections may lie over one another, so that a short file has many long tables: a reader looks at
+// no more bytes than a few files of this size have.
+class Budget {
+ public:
+  explicit Budget(size_t file_bytes) : left_(4 * uint64_t{file_bytes} + 65536) {}
+  bool take(uint64_t bytes) {
+    if (bytes > left_) return false;
+    left_ -= bytes;
+    return true;
+  }
+
+ private:
+  uint64_t left_;
+};
 
 class Elf {
  public:
@@ -67,7 +85,7 @@ class Elf {
     auto all = bytes(strings);
     if (at >= all.size()) return {};
     const char* start = reinterpret_cast<const char*>(all.data()) + at;
-    return {start, strnlen(start, all.size() - at)};
+    return {start, strnlen(start, std::min(all.size() - at, kMaxNameBytes))};
   }
 
  private:
@@ -149,17 +167,24 @@ std::optional<CubinHeader> read_cubin_header(std::span<const uint8_t> elf) {
 size_t trusted_cubin_bytes(const void* elf) {
   const auto* start = static_cast<const uint8_t*>(elf);
   Elf64_Ehdr header;
+  if (!can_read(elf, sizeof header)) return 0;
   memcpy(&header, start, sizeof header);
   if (!read_cubin_header({start, sizeof header})) return 0;
   uint64_t end = sizeof header;
   end = std::max<uint64_t>(end, header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize);
   end = std::max<uint64_t>(end, header.e_phoff + uint64_t{header.e_phnum} * header.e_phentsize);
   if (header.e_shentsize < sizeof(Elf64_Shdr) && header.e_shnum != 0) return 0;
+  const uint64_t table = reinterpret_cast<uint64_t>(elf);
+  if (header.e_shoff > UINT64_MAX - table ||
+      !can_read(start + header.e_shoff, uint64_t{header.e_shnum} * header.e_shentsize)) {
+    return 0;
+  }
   for (uint16_t i = 0; i < header.e_shnum; ++i) {
     Elf64_Shdr section;
     memcpy(&section, start + header.e_shoff + uint64_t{i} * header.e_shentsize, sizeof section);
-    if (section.sh_type != SHT_NOBITS)
-      end = std::max<uint64_t>(end, section.sh_offset + section.sh_size);
+    if (section.sh_type == SHT_NOBITS) continue;
+    if (section.sh_offset > INT64_MAX || section.sh_size > INT64_MAX) return 0;
+    end = std::max<uint64_t>(end, section.sh_offset + section.sh_size);
   }
   return end;
 }
@@ -171,12 +196,13 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
   ProgramInfo found;
   found.architecture = read_cubin_header(data)->architecture;
   found.variable_bytes = cubin_variable_bytes(data);
+  Budget budget(data.size());
   std::map<std::string, KernelLayout, std::less<>> kernels;
   for (const Elf64_Shdr& section : elf.sections()) {
     const std::string_view name = elf.section_name(section);
     constexpr std::string_view kText = ".text.";
     if (section.sh_type != SHT_PROGBITS || !name.starts_with(kText)) continue;
-    if (kernels.size() >= kMaxKernels) return false;
+    if (kernels.size() >= kMaxKernels || !budget.take(name.size())) return false;
     KernelLayout& kernel = kernels[std::string(name.substr(kText.size()))];
     kernel.name = name.substr(kText.size());
     kernel.registers = section.sh_info >> 24;
@@ -186,8 +212,9 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
     constexpr std::string_view kInfo = ".nv.info.", kShared = ".nv.shared.";
     if (name.starts_with(kInfo)) {
       auto kernel = kernels.find(name.substr(kInfo.size()));
-      if (kernel != kernels.end() && !read_kernel_info(elf.bytes(section), &kernel->second))
-        return false;
+      if (kernel == kernels.end()) continue;
+      const auto records = elf.bytes(section);
+      if (!budget.take(records.size()) || !read_kernel_info(records, &kernel->second)) return false;
     } else if (name.starts_with(kShared)) {
       auto kernel = kernels.find(name.substr(kShared.size()));
       if (kernel != kernels.end() && section.sh_size <= UINT32_MAX) {
@@ -201,14 +228,17 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
     if (section.sh_type != SHT_SYMTAB || section.sh_link >= elf.sections().size()) continue;
     const auto symbols = elf.bytes(section);
     const Elf64_Shdr& strings = elf.sections()[section.sh_link];
+    if (!budget.take(symbols.size())) return false;
     for (size_t at = 0; symbols.size() - at >= sizeof(Elf64_Sym); at += sizeof(Elf64_Sym)) {
       Elf64_Sym symbol;
       memcpy(&symbol, symbols.data() + at, sizeof symbol);
       const std::string_view name = elf.text(strings, symbol.st_name);
+      if (!budget.take(name.size())) return false;
       if (name.empty() || symbol.st_shndx == SHN_UNDEF || symbol.st_shndx >= elf.sections().size())
         continue;
       const int type = ELF64_ST_TYPE(symbol.st_info);
-      if (type == STT_FUNC && (symbol.st_other & kEntryPoint) != 0) entries.emplace(name, true);
+      if (type == STT_FUNC && (symbol.st_other & kEntryPoint) != 0 && kernels.contains(name))
+        entries.emplace(name, true);
       if (type != STT_OBJECT) continue;
       const std::string_view home = elf.section_name(elf.sections()[symbol.st_shndx]);
       const bool constant = home.starts_with(".nv.constant3");
@@ -220,6 +250,7 @@ bool scan_cubin(std::span<const uint8_t> data, ProgramInfo* info) {
   for (auto& [name, kernel] : kernels) {
     if (entries.contains(name)) found.kernels.push_back(std::move(kernel));
   }
+  found.index_kernels();
   *info = std::move(found);
   return true;
 }
@@ -305,8 +336,12 @@ bool elf_is_sound(std::span<const uint8_t> data) {
   }
   const Elf64_Shdr& names = sections[header.e_shstrndx];
   if (names.sh_type != SHT_STRTAB) return false;
+  Budget budget(data.size());
   for (const Elf64_Shdr& section : sections) {
     if (section.sh_name >= names.sh_size) return false;
+    const bool table = section.sh_type == SHT_SYMTAB || section.sh_type == SHT_DYNSYM ||
+                       section.sh_type == SHT_RELA || section.sh_type == SHT_REL;
+    if (table && !budget.take(section.sh_size)) return false;
     switch (section.sh_type) {
       case SHT_SYMTAB:
       case SHT_DYNSYM:

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "frontdoor/cubin.h"
+#include "frontdoor/own_memory.h"
 #include "frontdoor/ptx_scan.h"
 
 namespace gpupool::frontdoor {
@@ -57,7 +58,8 @@ bool read(Bytes data, size_t at, T* value) {
   return true;
 }
 
-CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
+// `own`: the program's own memory, which may end before the data does.
+CUresult read_fatbin(Bytes data, bool own, std::vector<Candidate>* part) {
   FatbinHeader header;
   if (!read(data, 0, &header) || header.magic != kFatbinMagic ||
       header.header_bytes < sizeof header || header.header_bytes > data.size() ||
@@ -67,12 +69,14 @@ CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
   Bytes rest = data.subspan(header.header_bytes, header.bytes);
   while (rest.size() >= sizeof(EntryHeader)) {
     EntryHeader entry;
+    if (own && !can_read(rest.data(), sizeof entry)) return CUDA_ERROR_INVALID_IMAGE;
     read(rest, 0, &entry);
     if (entry.header_bytes < sizeof entry || entry.header_bytes > rest.size() ||
         entry.payload_bytes > rest.size() - entry.header_bytes || part->size() >= kMaxCandidates) {
       return CUDA_ERROR_INVALID_IMAGE;
     }
     Candidate candidate;
+    candidate.own_memory = own;
     candidate.kind = entry.kind == kEntryPtx   ? CodeKind::kPtx
                      : entry.kind == kEntryElf ? CodeKind::kCubin
                                                : CodeKind::kOther;
@@ -87,7 +91,8 @@ CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
       candidate.raw_bytes = entry.raw_bytes;
     }
     if (entry.name_bytes != 0 && entry.name_offset <= entry.header_bytes &&
-        entry.name_bytes <= entry.header_bytes - entry.name_offset) {
+        entry.name_bytes <= entry.header_bytes - entry.name_offset &&
+        (!own || can_read(rest.data() + entry.name_offset, entry.name_bytes))) {
       const char* name = reinterpret_cast<const char*>(rest.data()) + entry.name_offset;
       candidate.name = std::string_view(name, strnlen(name, entry.name_bytes));
     }
@@ -99,12 +104,12 @@ CUresult read_fatbin(Bytes data, std::vector<Candidate>* part) {
 
 CUresult read_trusted_fatbin(const void* fatbin, std::vector<Candidate>* part) {
   FatbinHeader header;
-  if (fatbin == nullptr) return CUDA_ERROR_INVALID_IMAGE;
+  if (fatbin == nullptr || !can_read(fatbin, sizeof header)) return CUDA_ERROR_INVALID_IMAGE;
   memcpy(&header, fatbin, sizeof header);
   if (header.magic != kFatbinMagic || header.bytes > UINT64_MAX / 2)
     return CUDA_ERROR_INVALID_IMAGE;
   return read_fatbin({static_cast<const uint8_t*>(fatbin), header.header_bytes + header.bytes},
-                     part);
+                     true, part);
 }
 
 Candidate elf_candidate(Bytes elf) {
@@ -135,6 +140,8 @@ constexpr size_t kLook = 64 * 1024;
 bool look_into(const Candidate& candidate, std::vector<uint8_t>* start) {
   const Bytes stored = candidate.stored;
   const size_t bytes = std::min<uint64_t>(candidate.raw_bytes, kLook);
+  const uint64_t needed = candidate.compression == Compression::kNone ? bytes : stored.size();
+  if (candidate.own_memory && !can_read(stored.data(), needed)) return false;
   start->resize(bytes);
   switch (candidate.compression) {
     case Compression::kNone:
@@ -208,19 +215,28 @@ CUresult open_trusted(const void* image, Image* result) {
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   // Text may be shorter than the longest magic; a NUL ends it. No magic has a NUL in it.
   const auto* start = static_cast<const uint8_t*>(image);
-  const size_t known = strnlen(static_cast<const char*>(image), 64);
+  const size_t length = text_length(static_cast<const char*>(image));
+  if (length == SIZE_MAX && !can_read(image, 1)) return CUDA_ERROR_INVALID_VALUE;
+  size_t known = std::min<size_t>(length, 64);
+  if (length == SIZE_MAX)
+    while (!can_read(image, known)) --known;
   result->kind = classify({start, known});
   switch (result->kind) {
     case ImageKind::kWrapper: {
       Wrapper wrapper;
+      if (!can_read(image, sizeof wrapper)) return CUDA_ERROR_INVALID_IMAGE;
       memcpy(&wrapper, image, sizeof wrapper);
       if (wrapper.version == 1) {
         return read_trusted_fatbin(wrapper.fatbin, &result->parts.emplace_back());
       }
       if (wrapper.version != 2 || wrapper.parts == nullptr) return CUDA_ERROR_INVALID_IMAGE;
-      for (const void* const* part = wrapper.parts; *part != nullptr; ++part) {
+      for (const auto* at = reinterpret_cast<const uint8_t*>(wrapper.parts);; at += sizeof(void*)) {
+        const void* part;
+        if (!can_read(at, sizeof part)) return CUDA_ERROR_INVALID_IMAGE;
+        memcpy(&part, at, sizeof part);
+        if (part == nullptr) break;
         if (result->parts.size() >= kMaxParts) return CUDA_ERROR_INVALID_IMAGE;
-        CUresult error = read_trusted_fatbin(*part, &result->parts.emplace_back());
+        CUresult error = read_trusted_fatbin(part, &result->parts.emplace_back());
         if (error != CUDA_SUCCESS) return error;
       }
       return result->parts.empty() ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
@@ -231,10 +247,12 @@ CUresult open_trusted(const void* image, Image* result) {
       const size_t bytes = trusted_cubin_bytes(image);
       if (bytes == 0) return CUDA_ERROR_INVALID_IMAGE;
       result->parts.push_back({elf_candidate({start, bytes})});
+      result->parts[0][0].own_memory = true;
       return CUDA_SUCCESS;
     }
     case ImageKind::kPtx:
-      result->parts.push_back({ptx_candidate({start, strlen(static_cast<const char*>(image))})});
+      if (length == SIZE_MAX) return CUDA_ERROR_INVALID_IMAGE;
+      result->parts.push_back({ptx_candidate({start, length})});
       return CUDA_SUCCESS;
     case ImageKind::kTileIr:
       result->parts.emplace_back();
@@ -250,7 +268,7 @@ CUresult open_bounded(Bytes image, Image* result) {
   result->kind = classify(image);
   switch (result->kind) {
     case ImageKind::kFatbin:
-      return read_fatbin(image, &result->parts.emplace_back());
+      return read_fatbin(image, false, &result->parts.emplace_back());
     case ImageKind::kElf:
       if (!read_cubin_header(image)) return CUDA_ERROR_INVALID_IMAGE;
       result->parts.push_back({elf_candidate(image)});
@@ -312,6 +330,8 @@ CUresult extract(const Candidate& candidate, uint64_t limit, std::vector<uint8_t
   code->clear();
   if (candidate.raw_bytes > limit) return CUDA_ERROR_OUT_OF_MEMORY;
   const Bytes stored = candidate.stored;
+  if (candidate.own_memory && !can_read(stored.data(), stored.size()))
+    return CUDA_ERROR_INVALID_IMAGE;
   switch (candidate.compression) {
     case Compression::kNone:
       code->assign(stored.begin(), stored.end());

@@ -1,8 +1,9 @@
 // The formats in which device code comes: fat binaries (with or without their wrapper), cubins,
 // PTX.
 //
-// An image either is the calling program's own (a pointer without a length, trusted as far as the
-// program trusts itself), or came from somewhere else: then every offset and size in it is checked.
+// An image either is the calling program's own (a pointer without a length: what its sizes lead to
+// is read where there is memory), or came from somewhere else: then every offset and size in it is
+// checked.
 #pragma once
 
 #include <cstddef>
@@ -38,9 +39,10 @@ struct Candidate {
   CodeKind kind = CodeKind::kOther;
   int architecture = 0;  // 10 * major + minor of its compute capability; 0: look into it
   Compression compression = Compression::kNone;
-  Bytes stored;            // points into the image
-  uint64_t raw_bytes = 0;  // size when decompressed
-  std::string_view name;   // the source file's, if the image tells
+  Bytes stored;             // points into the image
+  uint64_t raw_bytes = 0;   // size when decompressed
+  std::string_view name;    // the source file's, if the image tells
+  bool own_memory = false;  // nobody but the image says that `stored` is there
 };
 
 // A program: of each part one candidate is taken, and all that were taken are linked.

@@ -1,6 +1,7 @@
 // What a client has to know of device code to check a launch and to pass its arguments on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -38,12 +39,21 @@ struct ProgramInfo {
   // bytes or its alignment; UINT64_MAX when it is beyond all numbers.
   uint64_t variable_bytes = 0;
 
-  const KernelLayout* kernel(std::string_view name) const {
-    for (const KernelLayout& k : kernels) {
-      if (k.name == name) return &k;
-    }
-    return nullptr;
+  // After kernels was filled: lets kernel() find them.
+  void index_kernels() {
+    by_name.resize(kernels.size());
+    for (uint32_t i = 0; i < by_name.size(); ++i) by_name[i] = i;
+    std::stable_sort(by_name.begin(), by_name.end(),
+                     [this](uint32_t a, uint32_t b) { return kernels[a].name < kernels[b].name; });
   }
+  const KernelLayout* kernel(std::string_view name) const {
+    const auto at = std::lower_bound(
+        by_name.begin(), by_name.end(), name,
+        [this](uint32_t i, std::string_view wanted) { return kernels[i].name < wanted; });
+    return at != by_name.end() && kernels[*at].name == name ? &kernels[*at] : nullptr;
+  }
+
+  std::vector<uint32_t> by_name;  // indices of kernels
 };
 
 constexpr uint32_t kMaxParameterBytes = 32764;  // CUDA's largest parameter block

@@ -567,6 +567,7 @@ bool scan_ptx(std::string_view text, ProgramInfo* info, std::string* why) {
   *info = {};
   ProgramInfo found;
   if (!Scanner(text, &found).run(why)) return false;
+  found.index_kernels();
   *info = std::move(found);
   return true;
 }

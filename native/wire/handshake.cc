@@ -150,6 +150,7 @@ class ClientSide {
     result_.refused = true;
     result_.code = static_cast<RefusalCode>(refused.code);
     const size_t text = std::min<size_t>(refused.text_bytes, body.size() - sizeof refused);
+    if (text == 0) return fail("the broker refused the connection without saying why");
     return fail(body.substr(sizeof refused, text));
   }
 

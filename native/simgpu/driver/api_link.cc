@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "frontdoor/images.h"
+#include "simgpu/driver/linked_text.h"
 #include "simgpu/driver/module.h"
 
 namespace gpupool::simgpu {

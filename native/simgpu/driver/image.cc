@@ -4,21 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
-#include <iterator>
+#include <new>
 
 #include "frontdoor/cubin.h"
 #include "frontdoor/images.h"
+#include "simgpu/driver/linked_text.h"
 #include "simgpu/driver/module.h"
 #include "simgpu/driver/stand_in.h"
 
 namespace gpupool::simgpu {
 namespace {
 
-// A line of its own in front of each part of a linked program: "//@gpupool-part BYTES REGISTERS
-// NAME".
-constexpr std::string_view kLinked = "// gpupool linked program\n";
-constexpr std::string_view kPart = "//@gpupool-part ";
 constexpr int kToldImages = 20;  // of a process
 
 // Takes machine code where there is no PTX, and says so. CUDA_ERROR_NO_BINARY_FOR_GPU: nothing
@@ -48,49 +44,8 @@ CUresult stand_in_for(const std::vector<frontdoor::Candidate>& part, const Devic
 
 uint32_t at_most(uint32_t a, uint32_t b) { return a && b ? std::min(a, b) : std::max(a, b); }
 
-std::string join_parts(const std::vector<SourceText>& parts) {
-  std::string text(kLinked);
-  for (const SourceText& part : parts) {
-    std::string name = part.name;
-    std::replace_if(name.begin(), name.end(), [](char c) { return c == '\n' || c == '\0'; }, '_');
-    text += std::string(kPart) + std::to_string(part.ptx.size()) + " " +
-            std::to_string(part.max_registers) + " " + name + "\n" + part.ptx + "\n";
-  }
-  return text;
-}
-
-bool split_parts(std::string_view text, std::vector<SourceText>* parts) {
-  if (!text.starts_with(kLinked)) return false;
-  text.remove_prefix(kLinked.size());
-  std::vector<SourceText> found;  // all or none: a text is not read in two ways
-  while (text.starts_with(kPart)) {
-    text.remove_prefix(kPart.size());
-    size_t bytes = 0;
-    size_t line = text.find('\n');
-    if (line == std::string_view::npos) return false;
-    uint32_t registers = 0;
-    const char* last = text.data() + line;
-    auto [middle, error] = std::from_chars(text.data(), last, bytes);
-    if (error != std::errc() || middle == last || *middle != ' ') return false;
-    auto [end, second_error] = std::from_chars(middle + 1, last, registers);
-    if (second_error != std::errc() || end == last || *end != ' ' ||
-        bytes > text.size() - line - 1) {
-      return false;
-    }
-    found.push_back(
-        {std::string(end + 1, last), std::string(text.substr(line + 1, bytes)), registers});
-    text.remove_prefix(line + 1 + bytes);
-    if (text.starts_with('\n')) text.remove_prefix(1);
-  }
-  const bool ended = text.find_first_not_of('\0') == std::string_view::npos;
-  if (found.empty() || !ended) return false;
-  parts->insert(parts->end(), std::make_move_iterator(found.begin()),
-                std::make_move_iterator(found.end()));
-  return true;
-}
-
 CUresult read_image(const void* pointer, const DeviceModel& model, const JitOptions& options,
-                    std::vector<SourceText>* sources) {
+                    std::vector<SourceText>* sources) try {
   frontdoor::Image image;
   GPUPOOL_TRY(frontdoor::open_trusted(pointer, &image));
   frontdoor::Selection selection;
@@ -122,6 +77,8 @@ CUresult read_image(const void* pointer, const DeviceModel& model, const JitOpti
     source.max_registers = at_most(source.max_registers, options.max_registers());
   }
   return sources->empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
+} catch (const std::bad_alloc&) {
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult result_of(LoadStatus status) {
@@ -143,11 +100,13 @@ CUresult result_of(LoadStatus status) {
 
 CUresult load(const std::vector<SourceText>& sources, const DeviceModel& model,
               std::shared_ptr<MemorySpace> memory, std::shared_ptr<Program>* program,
-              std::string* log) {
+              std::string* log) try {
   LoadResult result = load_program(sources, model, std::move(memory));
   if (log) *log = result.log;
   *program = std::move(result.program);
   return result_of(result.status);
+} catch (const std::bad_alloc&) {
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult JitOptions::read(unsigned count, const CUjit_option* options, void** values) {

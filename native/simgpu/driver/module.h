@@ -112,9 +112,6 @@ CUresult load(const std::vector<SourceText>& sources, const DeviceModel& model,
               std::string* log);
 CUresult result_of(LoadStatus status);
 
-// What cuLinkComplete makes: text that holds the linked parts, and how it is taken apart again.
-std::string join_parts(const std::vector<SourceText>& parts);
-bool split_parts(std::string_view text, std::vector<SourceText>* parts);
 uint32_t at_most(uint32_t a, uint32_t b);  // of two limits the tighter one; 0: none
 
 CUresult read_file(const char* path, std::vector<char>* bytes);  // NUL-terminated

@@ -13,6 +13,9 @@
 
 namespace gpupool::simgpu::exec {
 
+// Of the frames of a launch, all together.
+constexpr uint64_t kMaxWindowBytes = uint64_t{8} << 30;
+
 // ---------------------------------------------------------------- workers
 
 Worker::~Worker() {
@@ -23,22 +26,20 @@ Worker::~Worker() {
 }
 
 Frame* Worker::take_frame(const Code* code) {
-  Frame* f;
-  if (free_frames.empty()) {
-    f = new Frame;
-  } else {
-    f = free_frames.back();
-    free_frames.pop_back();
-  }
-  *f = Frame{};
-  f->code = code;
   auto& list = windows[code];
   if (list.empty()) {
-    f->rows = code->take_window();
-  } else {
-    f->rows = list.back();
-    list.pop_back();
+    // Deep recursion of a function with many registers, in many blocks.
+    if (state.window_bytes.fetch_add(code->window_bytes) + code->window_bytes > kMaxWindowBytes)
+      throw std::bad_alloc();
+    list.push_back(code->take_window());
   }
+  if (free_frames.empty()) free_frames.push_back(new Frame);
+  Frame* f = free_frames.back();
+  free_frames.pop_back();
+  *f = Frame{};
+  f->code = code;
+  f->rows = list.back();
+  list.pop_back();
   return f;
 }
 

@@ -106,6 +106,7 @@ struct LaunchState {
   std::atomic<int64_t> next_checkpoint_ns{0};
   std::mutex checkpoint_mutex, print_mutex;
   std::atomic<uint64_t> warp_instructions{0}, thread_instructions{0};
+  std::atomic<uint64_t> window_bytes{0};  // made so far
   uint64_t shuffle = 0;  // seed of a random order of blocks, warps and paths; 0: the usual order
   uint64_t stride = 1;   // between blocks in the shuffled order
 

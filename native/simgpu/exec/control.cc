@@ -2,6 +2,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <new>
 
 #include "simgpu/exec/block.h"
 
@@ -185,7 +186,9 @@ const Instruction* return_lanes(Warp& w, const Instruction* i) {
   count_run(w, i);
   const uint32_t mask = w.mask;
   for (const ParameterCopy& c : f->site->results)
-    copy_local(w, mask, f->local_base + c.callee, f->parent->local_base + c.caller, c.bytes);
+    // A function called through a pointer may return less than the prototype says.
+    if (c.callee + c.bytes <= f->code->frame_bytes)
+      copy_local(w, mask, f->local_base + c.callee, f->parent->local_base + c.caller, c.bytes);
   f->lanes &= ~mask;
   Frame* parent = f->parent;
   const Instruction* to = f->return_ip;
@@ -264,10 +267,19 @@ const Instruction* call_function(Warp& w, const Instruction* i) {
                       "stack overflow (CU_LIMIT_STACK_SIZE)");
     targets.emplace_back(code, mask);
   }
+  std::vector<Frame*> frames;
+  try {
+    for (const auto& target : targets) frames.push_back(w.worker->take_frame(target.first));
+  } catch (const std::bad_alloc&) {
+    for (Frame* f : frames) w.worker->give_frame(f);
+    return fault_at(w, i, FaultKind::kLaunchFailed,
+                    "the host's memory doesn't suffice for the registers of so many calls");
+  }
   Path here = current(w);
   drop_current(w);
-  for (const auto& [code, mask] : targets) {
-    Frame* f = w.worker->take_frame(code);
+  for (size_t k = 0; k < targets.size(); ++k) {
+    const auto& [code, mask] = targets[k];
+    Frame* f = frames[k];
     f->parent = caller;
     f->site = &site;
     f->return_ip = i + 1;

@@ -12,12 +12,21 @@ using ptx::Op;
 using ptx::OperandKind;
 using ptx::Type;
 
+// clang 14, with which only the fuzz targets are built, doesn't know the level by its name.
+bool processor_has_v3() {
+#ifdef __clang__
+  return false;
+#else
+  return __builtin_cpu_supports("x86-64-v3");
+#endif
+}
+
 const HandlerSet& handlers() {
   // GPUPOOL_SIMGPU_ISA=baseline: for tests of the level that newer processors never choose.
   static const HandlerSet& set = []() -> const HandlerSet& {
     const char* level = std::getenv("GPUPOOL_SIMGPU_ISA");
     const bool baseline = level && std::string_view(level) == "baseline";
-    return __builtin_cpu_supports("x86-64-v3") && !baseline ? v3_handlers() : baseline_handlers();
+    return processor_has_v3() && !baseline ? v3_handlers() : baseline_handlers();
   }();
   return set;
 }
@@ -84,6 +93,8 @@ void Decoder::refuse(const std::string& what) const {
   if (current_) {
     s = program_.place(code_->function, current_->line) + ": " + what + ": `" +
         body_.statement(*current_) + "` in " + function_.name;
+  } else {
+    s += ": " + function_.name;
   }
   throw Refused{s};
 }
@@ -112,6 +123,10 @@ std::unique_ptr<Code> Decoder::decode() {
   param_place_ =
       up(local_place_ + body_.local_bytes, std::max<uint32_t>(kGranule, body_.param_alignment));
   frame_end_ = up(param_place_ + body_.param_bytes, kGranule);
+  constexpr uint64_t kMaxFrameBytes = 16 << 20;  // more than any stack; and no sum overflows
+  const uint64_t alignments = uint64_t{body_.local_alignment} + body_.param_alignment;
+  if (at + alignments + body_.local_bytes + body_.param_bytes > kMaxFrameBytes)
+    refuse("its local memory is too large");
   code_->local_bytes = body_.local_bytes;
 
   code_->instructions.reserve(n + n / 4 + 8);
@@ -146,6 +161,7 @@ std::unique_ptr<Code> Decoder::decode() {
   }
   code_->frame_bytes = up(frame_end_, kGranule);
   analyse();
+  list_events();
   use_patterns();
   find_chains();
   find_straight();

@@ -82,7 +82,8 @@ class Decoder {
   uint32_t register_width(uint32_t reg) const;
   uint32_t use(uint32_t reg);
   uint32_t define(uint32_t reg);
-  void analyse();     // basic blocks and liveness
+  void analyse();  // basic blocks and liveness
+  void list_events();
   void place_rows();  // offsets for all rows
   // Nobody reads the register's value after PTX instruction k.
   bool dead_after(uint32_t reg, uint32_t k) const;
@@ -207,6 +208,12 @@ class Decoder {
     std::vector<uint64_t> in, out;  // registers alive at a block's ends
   };
   Liveness liveness_;
+  struct Event {
+    uint32_t instruction;
+    bool defines;
+  };
+  std::vector<Event> events_;  // of register r: from event_begin_[r] to event_begin_[r + 1]
+  std::vector<size_t> event_begin_;
   std::vector<bool> block_local_;  // of block_local_registers()
   struct MemoryForm {              // a load or store of one element, without a guard
     uint32_t at = 0;               // code index

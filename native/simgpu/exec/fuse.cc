@@ -178,6 +178,7 @@ void Decoder::use_patterns() {
   for (size_t k = 0; k < starts_[0] && k < code.size(); ++k) prologue[k] = true;
   auto writer = [&](size_t k) {
     if (prologue[k]) return Writes::kResult;
+    if (body_.instructions.empty()) return Writes::kNothing;  // the return at the end
     return writes_of(body_.instructions[code[k].source].op);
   };
   auto drop = [&](uint32_t row) {
@@ -306,6 +307,9 @@ void Decoder::find_chains() {
 std::vector<bool> Decoder::block_local_registers() const {
   const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
   const Liveness& live = liveness_;
+  // Of a huge function none is found, so that looking does not take for ever.
+  constexpr uint64_t kMaxWork = uint64_t{1} << 32;
+  if (uint64_t{live.n} * live.words > kMaxWork) return std::vector<bool>(registers, false);
   std::vector<uint64_t> shared(live.words, 0), now(live.words);
   for (uint32_t b = 0; b < live.first.size(); ++b) {
     for (size_t q = 0; q < live.words; ++q) {
@@ -331,7 +335,7 @@ std::vector<bool> Decoder::block_local_registers() const {
 
 std::vector<bool> Decoder::nan_bits_seen() const {
   std::vector<bool> seen(body_.registers.size(), false);
-  std::vector<std::pair<uint32_t, uint32_t>> copies;  // from, to
+  std::vector<std::vector<uint32_t>> copied_to(body_.registers.size());  // to -> from
   for (uint32_t k = 0; k < liveness_.n; ++k) {
     const bool end = k + 1 == liveness_.n;
     if (!end && ignores_nan_bits(body_.instructions[k])) continue;
@@ -340,14 +344,20 @@ std::vector<bool> Decoder::nan_bits_seen() const {
     for (const uint32_t r : uses_[k]) {
       if (!copy) seen[r] = true;
       for (const uint32_t d : defines_[k])
-        if (copy) copies.emplace_back(r, d);
+        if (copy) copied_to[d].push_back(r);
       if (copy && defines_[k].empty()) seen[r] = true;
     }
   }
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (const auto& [from, to] : copies)
-      if (seen[to] && !seen[from]) changed = seen[from] = true;
+  std::vector<uint32_t> pending;
+  for (uint32_t r = 0; r < seen.size(); ++r)
+    if (seen[r]) pending.push_back(r);
+  while (!pending.empty()) {
+    const uint32_t to = pending.back();
+    pending.pop_back();
+    for (const uint32_t from : copied_to[to]) {
+      if (!seen[from]) pending.push_back(from);
+      seen[from] = true;
+    }
   }
   return seen;
 }

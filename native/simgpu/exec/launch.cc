@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 #include "simgpu/exec/block.h"
@@ -60,8 +61,10 @@ void Worker::report() {
   }
 }
 
-void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>& shared) {
-  Worker worker(state);
+namespace {
+
+void run_blocks(LaunchState& state, Worker& worker, bool owner,
+                const std::shared_ptr<LaunchState>& shared) {
   const int64_t begin = now_ns();
   bool offered = !owner || host_threads() < 2;
   std::unique_lock lock(state.mutex);
@@ -127,8 +130,6 @@ void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>&
   worker.report();
 }
 
-namespace {
-
 // Waits until no thread of the pool works on the launch.
 void close(LaunchState& state) {
   std::unique_lock lock(state.mutex);
@@ -160,6 +161,18 @@ Fault refused(const std::string& kernel, FaultKind kind, std::string what) {
 }
 
 }  // namespace
+
+void work_on(LaunchState& state, bool owner, const std::shared_ptr<LaunchState>& shared) {
+  Worker worker(state);
+  try {
+    run_blocks(state, worker, owner, shared);
+  } catch (const std::bad_alloc&) {
+    state.record(
+        refused(state.kernel_name, FaultKind::kLaunchFailed,
+                "the host's memory doesn't suffice for the kernel's registers and stacks"));
+  }
+}
+
 }  // namespace exec
 
 std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,

@@ -22,8 +22,8 @@ int EngineProgram::kernel_index(std::string_view name) const {
   const auto& kernels = linked_->kernels();
   const uint32_t f = linked_->find_kernel(name);
   if (f == ptx::kNoIndex) return -1;
-  const auto it = std::find(kernels.begin(), kernels.end(), f);
-  return it == kernels.end() ? -1 : static_cast<int>(it - kernels.begin());
+  const auto it = std::lower_bound(kernels.begin(), kernels.end(), f);  // in the order of functions
+  return it == kernels.end() || *it != f ? -1 : static_cast<int>(it - kernels.begin());
 }
 
 int EngineProgram::kernel_count() const { return static_cast<int>(kernels_.size()); }

@@ -1,12 +1,22 @@
 // Rows of a function: where registers, constants and temporaries lie in its window. Registers that
 // are never alive together share a row.
 #include <algorithm>
+#include <bit>
 
 #include "simgpu/exec/decoder.h"
 
 namespace gpupool::simgpu::exec {
 
 using ptx::kNoIndex;
+
+namespace {
+
+// What a text of some kilobytes could ask for by many registers and branches.
+constexpr uint64_t kMaxLivenessWords = uint64_t{1} << 25;  // of each of the four sets
+constexpr uint64_t kMaxLivenessWork = uint64_t{1} << 33;   // words looked at
+constexpr uint64_t kMaxWindowBytes = 64 << 20;             // of one warp
+
+}  // namespace
 
 uint32_t Decoder::add_row(uint32_t width) {
   Row r;
@@ -135,6 +145,9 @@ void Decoder::analyse() {
   }
   const uint32_t blocks = static_cast<uint32_t>(first.size());
   const size_t words = live.words = (registers + 63) / 64;
+  if (blocks * uint64_t{words} > kMaxLivenessWords)
+    refuse(std::to_string(registers) + " registers in " + std::to_string(blocks) +
+           " basic blocks are more than the simulated GPU can compile");
   std::vector<uint64_t> gen(blocks * words), kill(blocks * words);
   std::vector<uint64_t>& in = live.in;
   std::vector<uint64_t>& out = live.out;
@@ -152,8 +165,11 @@ void Decoder::analyse() {
       if (!bit(kill, b, r)) put(gen, b, r);
     for (uint32_t r : defines_[k]) put(kill, b, r);
   }
+  uint64_t work = 0;
   for (bool changed = true; changed;) {
     changed = false;
+    work += blocks * uint64_t{words};
+    if (work > kMaxLivenessWork) refuse("its branches are more than the simulated GPU can compile");
     for (uint32_t b = blocks; b-- > 0;) {
       const uint32_t last = (b + 1 < blocks ? first[b + 1] : n) - 1;
       auto join = [&](uint32_t instruction) {
@@ -174,15 +190,30 @@ void Decoder::analyse() {
   }
 }
 
+// Where each register is named, in the order of the text; a use before a definition.
+void Decoder::list_events() {
+  const uint32_t registers = static_cast<uint32_t>(body_.registers.size());
+  event_begin_.assign(registers + 1, 0);
+  for (uint32_t k = 0; k < liveness_.n; ++k)
+    for (const auto* list : {&uses_[k], &defines_[k]})
+      for (uint32_t r : *list) ++event_begin_[r + 1];
+  for (uint32_t r = 0; r < registers; ++r) event_begin_[r + 1] += event_begin_[r];
+  events_.resize(event_begin_[registers]);
+  std::vector<size_t> at(event_begin_.begin(), event_begin_.end() - 1);
+  for (uint32_t k = 0; k < liveness_.n; ++k) {
+    for (uint32_t r : uses_[k]) events_[at[r]++] = {k, false};
+    for (uint32_t r : defines_[k]) events_[at[r]++] = {k, true};
+  }
+}
+
 bool Decoder::dead_after(uint32_t reg, uint32_t k) const {
   const uint32_t b = liveness_.block_of[k];
   const uint32_t end = b + 1 < liveness_.first.size() ? liveness_.first[b + 1] : liveness_.n;
-  for (uint32_t j = k + 1; j < end; ++j) {
-    for (uint32_t r : uses_[j])
-      if (r == reg) return false;
-    for (uint32_t r : defines_[j])
-      if (r == reg) return true;
-  }
+  const auto last = events_.begin() + static_cast<ptrdiff_t>(event_begin_[reg + 1]);
+  const auto next =
+      std::upper_bound(events_.begin() + static_cast<ptrdiff_t>(event_begin_[reg]), last, k,
+                       [](uint32_t at, const Event& e) { return at < e.instruction; });
+  if (next != last && next->instruction < end) return next->defines;
   return !((liveness_.out[b * liveness_.words + reg / 64] >> (reg % 64)) & 1);
 }
 
@@ -190,8 +221,10 @@ void Decoder::place_rows() {
   const Liveness& live = liveness_;
   const uint32_t n = live.n, registers = static_cast<uint32_t>(body_.registers.size());
   const uint32_t blocks = static_cast<uint32_t>(live.first.size());
-  auto bit = [&](const std::vector<uint64_t>& v, uint32_t b, uint32_t r) -> bool {
-    return (v[b * live.words + r / 64] >> (r % 64)) & 1;
+  auto each_bit = [&](const std::vector<uint64_t>& v, uint32_t b, auto function) {
+    for (size_t q = 0; q < live.words; ++q)
+      for (uint64_t m = v[b * live.words + q]; m != 0; m &= m - 1)
+        function(static_cast<uint32_t>(64 * q + static_cast<uint32_t>(std::countr_zero(m))));
   };
   // Each register is given one interval of instructions that holds everything.
   std::vector<uint32_t> begin(registers, UINT32_MAX), end(registers, 0);
@@ -201,10 +234,8 @@ void Decoder::place_rows() {
   };
   for (uint32_t b = 0; b < blocks; ++b) {
     const uint32_t last = (b + 1 < blocks ? live.first[b + 1] : n) - 1;
-    for (uint32_t r = 0; r < registers; ++r) {
-      if (bit(live.in, b, r)) touch(r, live.first[b]);
-      if (bit(live.out, b, r)) touch(r, last);
-    }
+    each_bit(live.in, b, [&](uint32_t r) { touch(r, live.first[b]); });
+    each_bit(live.out, b, [&](uint32_t r) { touch(r, last); });
   }
   for (uint32_t k = 0; k < n; ++k) {
     for (uint32_t r : uses_[k]) touch(r, k);
@@ -218,7 +249,14 @@ void Decoder::place_rows() {
   std::sort(order.begin(), order.end(), [&](uint32_t x, uint32_t y) {
     return begin[x] != begin[y] ? begin[x] < begin[y] : x < y;
   });
-  uint32_t bytes = 64;  // row 0 is nobody's
+  uint64_t bytes = 64;  // row 0 is nobody's
+  auto take = [&](uint32_t width) {
+    const uint64_t at = bytes;
+    bytes += width * kLanes;
+    if (bytes > kMaxWindowBytes)
+      refuse("its registers and constants are more than the simulated GPU can hold");
+    return static_cast<uint32_t>(at);
+  };
   // Registers that no waiting lane wants share rows among themselves only, so that their rows can
   // be written whole.
   std::map<std::pair<uint32_t, bool>, std::vector<uint32_t>> free;  // width, local -> offsets
@@ -237,8 +275,7 @@ void Decoder::place_rows() {
     const uint32_t width = register_width(r);
     auto& f = free[{width, block_local_[r]}];
     if (f.empty()) {
-      rows_[r + 1].offset = bytes;
-      bytes += width * kLanes;
+      rows_[r + 1].offset = take(width);
     } else {
       rows_[r + 1].offset = f.back();
       f.pop_back();
@@ -247,11 +284,9 @@ void Decoder::place_rows() {
     most = std::max(most, words_alive);
     alive.emplace(end[r], r);
   }
-  for (uint32_t row = registers + 1; row < rows_.size(); ++row) {
-    rows_[row].offset = bytes;
-    bytes += rows_[row].width * kLanes;
-  }
-  code_->window_bytes = bytes;
+  for (uint32_t row = registers + 1; row < rows_.size(); ++row)
+    rows_[row].offset = take(rows_[row].width);
+  code_->window_bytes = static_cast<uint32_t>(bytes);
   code_->live_words = most;
   for (const auto& [key, row] : constants_)
     code_->constants.push_back({rows_[row].offset, key.first, key.second});

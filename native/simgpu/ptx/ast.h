@@ -284,6 +284,13 @@ struct SymbolInitialiser {
   uint32_t line = 0;
 };
 
+// Bytes of an initialiser that lie side by side. What is between two runs is zero, and takes no
+// memory here: a short text can name elements far apart.
+struct InitialiserRun {
+  uint64_t position = 0;  // byte offset in the variable
+  std::vector<uint8_t> bytes;
+};
+
 struct VariableDeclaration {
   std::string name;
   Linkage linkage = Linkage::kStatic;
@@ -297,7 +304,7 @@ struct VariableDeclaration {
   bool unsized = false;  // extern array without a size: dynamic shared memory, or elsewhere
   bool managed = false;  // .attribute(.managed)
   bool initialised = false;
-  std::vector<uint8_t> image;  // initial bytes; zeros at the end may be missing
+  std::vector<InitialiserRun> image;
   std::vector<SymbolInitialiser> symbols;
   uint32_t line = 0;
 };

@@ -290,11 +290,12 @@ void BodyParser::declare_registers() {
 
 void BodyParser::declare_variables(Space space) {
   std::vector<VariableDeclaration> declared;
-  const uint32_t begin = lexer_.token().begin;
+  size_t from = lexer_.token().begin;
   parse_variables(lexer_, space, Linkage::kStatic, &declared);
   for (VariableDeclaration& v : declared) {
     // The binding needs a name that lives as long as the text.
-    const size_t at = unit_.text.find(v.name, begin);
+    const size_t at = unit_.text.find(v.name, from);
+    from = at + v.name.size();
     const std::string_view name = std::string_view(unit_.text).substr(at, v.name.size());
     if (space == Space::kLocal || space == Space::kParam) {
       if (body_->locals.size() >= kMaxLocals) lexer_.fail("Function has too many variables");
@@ -437,8 +438,7 @@ void BodyParser::finish(Instruction& i) {
   for (size_t k = 0; k < scratch_.size(); ++k) {
     const Operand& o = scratch_[k];
     if (o.symbol != SymbolKind::kFunction || (i.op == Op::kCall && k == 1)) continue;
-    auto& taken = body_->address_taken;
-    if (std::find(taken.begin(), taken.end(), o.index) == taken.end()) taken.push_back(o.index);
+    if (noted_taken_.insert(o.index).second) body_->address_taken.push_back(o.index);
   }
   i.first_operand = static_cast<uint32_t>(body_->operands.size());
   i.operand_count = static_cast<uint8_t>(scratch_.size());

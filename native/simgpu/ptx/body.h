@@ -105,6 +105,7 @@ class BodyParser {
   std::vector<LabelUse> uses_;
   std::vector<Operand> scratch_;
   std::vector<std::pair<size_t, LabelUse>> scratch_uses_;
+  std::unordered_set<uint32_t> noted_callees_, noted_shared_, noted_taken_;
   uint32_t param_top_ = 0;
   bool uncertain_ = false;
 };

@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kMaxAlignment = 1u << 20;
 constexpr size_t kMaxDimensions = 16;
 constexpr size_t kMaxParameters = 4096;
+constexpr uint64_t kMaxParameterBytes = 1u << 20;  // of all together
 
 uint32_t parse_alignment(Lexer& lexer) {
   const int64_t n = parse_integer(lexer, 1, kMaxAlignment, "Alignment");
@@ -85,13 +86,14 @@ void skip_reference_initialiser(Lexer& lexer) {
   lexer.skip_statement();
 }
 
-void layout(std::vector<Parameter>& parameters) {
+void layout(Lexer& lexer, std::vector<Parameter>& parameters) {
   uint64_t at = 0;
   for (Parameter& p : parameters) {
     if (p.space != Space::kParam) continue;
     at = (at + p.alignment - 1) & ~uint64_t{p.alignment - 1};
     p.offset = static_cast<uint32_t>(at);
     at += p.bytes;
+    if (at > kMaxParameterBytes) lexer.fail("Formal parameter space overflowed");
   }
 }
 
@@ -136,7 +138,7 @@ Parameter parse_parameter(Lexer& lexer) {
   p.array = !dimensions.empty();
   p.unsized = p.array && dimensions[0] == 0;
   p.bytes = p.unsized ? 0 : elements * width * bytes_of(p.type);
-  if (p.bytes > 1u << 20) lexer.fail("Parameter '" + p.name + "' is too large");
+  if (p.bytes > kMaxParameterBytes) lexer.fail("Parameter '" + p.name + "' is too large");
   if (p.alignment == 0) p.alignment = std::bit_ceil(width * bytes_of(p.type));
   return p;
 }
@@ -383,7 +385,7 @@ std::vector<Parameter> parse_parameters(Lexer& lexer) {
     if (!lexer.accept(',')) break;
   }
   lexer.expect(')');
-  layout(parameters);
+  layout(lexer, parameters);
   return parameters;
 }
 

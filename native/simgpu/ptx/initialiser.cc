@@ -9,9 +9,6 @@
 namespace gpupool::simgpu::ptx {
 namespace {
 
-constexpr uint64_t kMaxImageBytes = uint64_t{256}
-                                    << 20;  // a sparse initialiser must not eat memory
-
 class InitialiserParser {
  public:
   InitialiserParser(Lexer& lexer, VariableDeclaration& v) : lexer_(lexer), v_(v) {
@@ -68,11 +65,12 @@ class InitialiserParser {
   void put(uint64_t element, uint64_t bits, bool negative) {
     const uint32_t size = bytes_of(v_.type);
     const uint64_t begin = element * size;
-    if (begin + size > kMaxImageBytes) lexer_.fail("Initialiser is too large");
-    if (v_.image.size() < begin + size) v_.image.resize(begin + size);
-    uint8_t* to = v_.image.data() + begin;
-    memset(to, negative ? 0xff : 0, size);
-    memcpy(to, &bits, size < 8 ? size : 8);
+    if (v_.image.empty() || v_.image.back().position + v_.image.back().bytes.size() != begin)
+      v_.image.push_back({begin, {}});
+    std::vector<uint8_t>& run = v_.image.back().bytes;
+    const size_t at = run.size();
+    run.resize(at + size, negative ? 0xff : 0);
+    memcpy(run.data() + at, &bits, size < 8 ? size : 8);
   }
 
   uint64_t string() {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <optional>
+#include <unordered_set>
 
 #include "simgpu/ptx/declarations.h"
 #include "simgpu/ptx/grid_runtime.h"
@@ -67,16 +69,22 @@ bool name_char(char c) {
          c == '$' || c == '%';
 }
 
-// Whether a function's body names the symbol, comments left aside.
-bool mentions(std::string_view text, std::string_view name) {
-  for (size_t at = text.find(name); at != std::string_view::npos; at = text.find(name, at + 1)) {
-    if (at > 0 && name_char(text[at - 1])) continue;
-    if (at + name.size() < text.size() && name_char(text[at + name.size()])) continue;
-    const size_t line = text.rfind('\n', at) + 1;
-    if (text.substr(line, at - line).find("//") != std::string_view::npos) continue;
-    return true;
+// Adds the names in a function's body that are among `wanted`, comments left aside.
+void add_mentioned(std::string_view text, const std::unordered_set<std::string_view>& wanted,
+                   std::unordered_set<std::string_view>* found) {
+  size_t at = 0;
+  while (at < text.size()) {
+    if (text[at] == '/' && text.substr(at, 2) == "//") {
+      at = std::min(text.find('\n', at), text.size());
+    } else if (!name_char(text[at])) {
+      ++at;
+    } else {
+      const size_t begin = at;
+      while (at < text.size() && name_char(text[at])) ++at;
+      const auto it = wanted.find(text.substr(begin, at - begin));
+      if (it != wanted.end()) found->insert(*it);
+    }
   }
-  return false;
 }
 
 uint32_t layout_bytes(const std::vector<Parameter>& parameters) {
@@ -339,8 +347,7 @@ class Linker {
   }
 
   Symbol add_variable(Variable v) {
-    program_->variables_.push_back(std::move(v));
-    return {SymbolKind::kVariable, static_cast<uint32_t>(program_->variables_.size() - 1)};
+    return {SymbolKind::kVariable, program_->append(std::move(v))};
   }
 
   void publish(size_t unit, const std::string& text, const Name& name, Symbol symbol) {
@@ -407,7 +414,7 @@ class Linker {
     const FunctionDeclaration& d = unit.functions[name.declaration];
     const Builtin builtin = name.entry ? Builtin::kNone : builtin_named(text);
     if (builtin == Builtin::kNone) {
-      if (used(unit, text))
+      if (used(u, text))
         error(LoadStatus::kUnresolvedSymbol, unit.file, d.line,
               "Unresolved extern function '" + text + "'");
       return;
@@ -436,21 +443,31 @@ class Linker {
       program_->unit_symbols_[u][text] = add_variable(std::move(v));
       return;
     }
-    if (used(unit, text))
+    if (used(u, text))
       error(LoadStatus::kUnresolvedSymbol, unit.file, d.line,
             "Unresolved extern variable '" + text + "'");
   }
 
-  static bool used(const Unit& unit, const std::string& text) {
-    for (const FunctionDeclaration& f : unit.functions) {
-      if (!f.defined) continue;
-      std::string_view body(unit.text.data() + f.body_begin, f.body_end - f.body_begin);
-      if (mentions(body, text)) return true;
+  // Whether a unit names something that it declares and doesn't define. The text is searched once,
+  // for all such names.
+  bool used(size_t u, const std::string& text) {
+    used_.resize(names_.size());
+    if (!used_[u]) {
+      used_[u].emplace();
+      const Unit& unit = *program_->units_[u];
+      std::unordered_set<std::string_view> wanted;
+      for (const std::string* name : order_[u])
+        if (!names_[u][*name].defined) wanted.insert(*name);
+      for (const FunctionDeclaration& f : unit.functions) {
+        if (f.defined)
+          add_mentioned(std::string_view(unit.text).substr(f.body_begin, f.body_end - f.body_begin),
+                        wanted, &*used_[u]);
+      }
+      for (const VariableDeclaration& v : unit.variables)
+        for (const SymbolInitialiser& s : v.symbols)
+          if (auto it = wanted.find(s.symbol); it != wanted.end()) used_[u]->insert(*it);
     }
-    for (const VariableDeclaration& v : unit.variables)
-      for (const SymbolInitialiser& s : v.symbols)
-        if (s.symbol == text) return true;
-    return false;
+    return used_[u]->contains(text);
   }
 
   void initialise() {
@@ -460,6 +477,8 @@ class Linker {
       if (!message.empty())
         error(LoadStatus::kInvalidPtx, program_->units_[u]->file, declaration->line, message);
     }
+    for (uint32_t k : program_->kernels_)
+      program_->kernels_by_name_.try_emplace(program_->functions_[k].name, k);
     // From here on bodies may be parsed.
     while (program_->bodies_.size() < program_->functions_.size()) program_->bodies_.emplace_back();
   }
@@ -484,6 +503,7 @@ class Linker {
   size_t text_bytes_ = 0;
   std::vector<std::unordered_map<std::string, Name>> names_;  // by unit
   std::vector<std::vector<const std::string*>> order_;        // names in the order of the text
+  std::vector<std::optional<std::unordered_set<std::string_view>>> used_;  // by unit
   std::unordered_map<std::string, Winner> winners_;
   std::vector<std::pair<size_t, const VariableDeclaration*>> defined_variables_;
 };

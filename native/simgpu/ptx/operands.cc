@@ -170,12 +170,12 @@ Operand BodyParser::register_operand(uint32_t index) {
 }
 
 void BodyParser::note_symbol(const Operand& o) {
-  auto add_once = [](std::vector<uint32_t>& list, uint32_t value) {
-    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
-  };
-  if (o.symbol == SymbolKind::kFunction) add_once(body_->callees, o.index);
-  if (o.symbol == SymbolKind::kVariable && program_.variable(o.index).space == Space::kShared)
-    add_once(body_->shared_variables, o.index);
+  if (o.symbol == SymbolKind::kFunction && noted_callees_.insert(o.index).second)
+    body_->callees.push_back(o.index);
+  if (o.symbol == SymbolKind::kVariable && program_.variable(o.index).space == Space::kShared &&
+      noted_shared_.insert(o.index).second) {
+    body_->shared_variables.push_back(o.index);
+  }
 }
 
 Operand BodyParser::symbol(std::string_view name, uint32_t line) {

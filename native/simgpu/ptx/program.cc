@@ -28,9 +28,8 @@ uint32_t LinkedProgram::function_of_address(uint64_t address) const {
 }
 
 uint32_t LinkedProgram::find_kernel(std::string_view name) const {
-  for (uint32_t k : kernels_)
-    if (functions_[k].name == name) return k;
-  return kNoIndex;
+  const auto found = kernels_by_name_.find(name);
+  return found == kernels_by_name_.end() ? kNoIndex : found->second;
 }
 
 const LinkedProgram::Symbol* LinkedProgram::find_symbol(int unit, std::string_view name) const {
@@ -101,12 +100,8 @@ std::optional<GlobalInfo> LinkedProgram::global(std::string_view name) const {
     found = &variables_[it->second.index];
   } else {
     // `static __device__` variables aren't .visible, but programs ask for them.
-    for (const Variable& v : variables_) {
-      if (v.name == name && (v.space == Space::kGlobal || v.space == Space::kConst)) {
-        found = &v;
-        break;
-      }
-    }
+    auto named = variables_by_name_.find(name);
+    if (named != variables_by_name_.end()) found = &variables_[named->second];
   }
   if (!found || (found->space != Space::kGlobal && found->space != Space::kConst))
     return std::nullopt;
@@ -116,20 +111,34 @@ std::optional<GlobalInfo> LinkedProgram::global(std::string_view name) const {
 std::vector<std::string> LinkedProgram::global_names() const {
   std::lock_guard lock(variables_mutex_);
   std::vector<std::string> names;
-  for (const Variable& v : variables_) {
+  for (uint32_t i = 0; i < variables_.size(); ++i) {
+    const Variable& v = variables_[i];
     if (v.space != Space::kGlobal && v.space != Space::kConst) continue;
     if (v.name.empty() || v.name[0] == '$') continue;  // strings of the compiler
-    if (std::find(names.begin(), names.end(), v.name) == names.end()) names.push_back(v.name);
+    if (variables_by_name_.at(v.name) == i) names.push_back(v.name);
   }
   return names;
 }
 
 uint64_t LinkedProgram::constant_bytes() const {
   std::lock_guard lock(variables_mutex_);
-  uint64_t bytes = 0;
-  for (const Variable& v : variables_)
-    if (v.space == Space::kConst) bytes += v.bytes;
-  return bytes;
+  return constant_bytes_;
+}
+
+uint32_t LinkedProgram::append(Variable v) {
+  const auto index = static_cast<uint32_t>(variables_.size());
+  const Variable& kept = variables_.emplace_back(std::move(v));
+  if (kept.space == Space::kConst) constant_bytes_ += kept.bytes;
+  if (kept.space == Space::kGlobal || kept.space == Space::kConst)
+    variables_by_name_.try_emplace(kept.name, index);
+  return index;
+}
+
+void LinkedProgram::take_address(uint32_t function) {
+  if (is_address_taken_.size() <= function) is_address_taken_.resize(functions_.size());
+  if (is_address_taken_[function]) return;
+  is_address_taken_[function] = true;
+  address_taken_.push_back(function);
 }
 
 bool LinkedProgram::allocate(Variable* v) {
@@ -141,9 +150,12 @@ bool LinkedProgram::allocate(Variable* v) {
 }
 
 std::string LinkedProgram::initialise(const Variable& v, const VariableDeclaration& declaration) {
-  if (memory_ && !declaration.image.empty() && v.address != 0) {
-    memcpy(reinterpret_cast<void*>(v.address), declaration.image.data(),
-           std::min<uint64_t>(declaration.image.size(), v.bytes));
+  if (memory_ && v.address != 0) {
+    for (const InitialiserRun& run : declaration.image) {
+      if (run.position >= v.bytes) continue;
+      memcpy(reinterpret_cast<void*>(v.address + run.position), run.bytes.data(),
+             std::min<uint64_t>(run.bytes.size(), v.bytes - run.position));
+    }
   }
   for (const SymbolInitialiser& s : declaration.symbols) {
     const Symbol* symbol = find_symbol(v.unit, s.symbol);
@@ -151,9 +163,7 @@ std::string LinkedProgram::initialise(const Variable& v, const VariableDeclarati
     uint64_t value = 0;
     if (symbol->kind == SymbolKind::kFunction) {
       value = function_address(symbol->index);
-      if (std::find(address_taken_.begin(), address_taken_.end(), symbol->index) ==
-          address_taken_.end())
-        address_taken_.push_back(symbol->index);
+      take_address(symbol->index);
     } else {
       const Variable& target = variables_[symbol->index];
       if (target.space != Space::kGlobal && target.space != Space::kConst)
@@ -190,8 +200,25 @@ uint32_t LinkedProgram::add_function_scope_variable(const VariableDeclaration& d
   }
   *error = initialise(v, d);
   if (!error->empty()) return kNoIndex;
-  variables_.push_back(std::move(v));
-  return static_cast<uint32_t>(variables_.size() - 1);
+  return append(std::move(v));
+}
+
+const std::vector<uint32_t>& LinkedProgram::pointer_targets() {
+  std::call_once(pointer_targets_once_, [&] {
+    std::vector<bool> seen(functions_.size());
+    auto add = [&](uint32_t f) {
+      if (!seen[f]) pointer_targets_.push_back(f);
+      seen[f] = true;
+    };
+    for (uint32_t f = 0; f < functions_.size(); ++f) {
+      if (functions_[f].unit < 0) continue;
+      if (const FunctionBody* b = body(f, nullptr))
+        for (uint32_t taken : b->address_taken) add(taken);
+    }
+    std::lock_guard lock(variables_mutex_);
+    for (uint32_t taken : address_taken_) add(taken);
+  });
+  return pointer_targets_;
 }
 
 std::vector<uint32_t> LinkedProgram::reachable(uint32_t kernel, std::string* why) {
@@ -212,19 +239,8 @@ std::vector<uint32_t> LinkedProgram::reachable(uint32_t kernel, std::string* why
     if (!b) continue;
     for (uint32_t callee : b->callees) add(callee);
     if (b->calls_indirectly && !pointers_added) {
-      // Any function whose address is taken anywhere in the program may be the target.
       pointers_added = true;
-      for (uint32_t g = 0; g < functions_.size(); ++g) {
-        if (functions_[g].unit < 0) continue;
-        if (const FunctionBody* other = body(g, nullptr))
-          for (uint32_t taken : other->address_taken) add(taken);
-      }
-      std::vector<uint32_t> from_variables;
-      {
-        std::lock_guard lock(variables_mutex_);
-        from_variables = address_taken_;
-      }
-      for (uint32_t taken : from_variables) add(taken);
+      for (uint32_t taken : pointer_targets()) add(taken);
     }
   }
   return order;

@@ -155,6 +155,12 @@ class LinkedProgram {
   bool allocate(Variable* variable);
   // Writes its initialiser. Empty: done, else what is wrong with it.
   std::string initialise(const Variable& variable, const VariableDeclaration& declaration);
+  // Takes it into variables_ and the indices over them; with variables_mutex_ held, or while
+  // linking.
+  uint32_t append(Variable v);
+  void take_address(uint32_t function);
+  // Functions that a call through a pointer may reach: whose address is taken anywhere.
+  const std::vector<uint32_t>& pointer_targets();
   uint32_t add_function_scope_variable(const VariableDeclaration& declaration, int unit,
                                        std::string* error);
 
@@ -162,7 +168,11 @@ class LinkedProgram {
   std::vector<Function> functions_;
   std::deque<LazyBody> bodies_;
   std::vector<uint32_t> kernels_;
+  std::unordered_map<std::string_view, uint32_t> kernels_by_name_;  // function indices
   std::vector<uint32_t> address_taken_;  // functions named in initialisers
+  std::vector<bool> is_address_taken_;
+  std::once_flag pointer_targets_once_;
+  std::vector<uint32_t> pointer_targets_;
   struct NameHash {
     using is_transparent = void;
     size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
@@ -172,6 +182,9 @@ class LinkedProgram {
   Symbols exported_;                   // names that units share
   mutable std::mutex variables_mutex_;
   std::deque<Variable> variables_;
+  std::unordered_map<std::string_view, uint32_t>
+      variables_by_name_;  // the first of .global, .const
+  uint64_t constant_bytes_ = 0;
   std::shared_ptr<MemorySpace> memory_;
   std::vector<uint64_t> allocations_;
 };
