@@ -32,6 +32,7 @@ def build(directory: pathlib.Path) -> int:
         "-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++",
         f"-DPython3_EXECUTABLE={sys.executable}",
         "-DGPUPOOL_FUZZ=ON", "-DGPUPOOL_CLIENT_OLD_GLIBC=OFF",
+        "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON",
     ]  # fmt: skip
     for command in (configure, ["cmake", "--build", directory, "--target", "fuzz_targets"]):
         status = subprocess.run([str(word) for word in command]).returncode
@@ -61,7 +62,7 @@ def run(program: pathlib.Path, target: str, seconds: int, found: pathlib.Path) -
 def minimise(program: pathlib.Path, target: str, found: pathlib.Path) -> int:
     """Replaces the corpus by the fewest of its and the new inputs that reach as much."""
     with tempfile.TemporaryDirectory(dir=CORPUS) as kept:
-        words = ["-merge=1", kept, CORPUS / target, found / "new"]
+        words = ["-merge=1", "-use_counters=0", kept, CORPUS / target, found / "new"]
         status = subprocess.run(command_of(program, target, *words)).returncode
         if status == 0:
             # Inputs that have names of their own broke something once.

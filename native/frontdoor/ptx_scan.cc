@@ -433,10 +433,17 @@ class Scanner {
     return value;
   }
 
+  // For compilers a directive may follow a name without a space.
+  std::string_view name() {
+    const std::string_view found = lexer_.token();
+    if (found.find('.') != std::string_view::npos) fail("a name has a dot in it");
+    lexer_.advance();
+    return found;
+  }
+
   // name [dimensions], of elements of element_ bytes
   bool declarator(Declaration* result) {
-    result->name = lexer_.token();
-    lexer_.advance();
+    result->name = name();
     uint64_t bytes = element_;
     while (lexer_.accept("[")) {
       if (lexer_.accept("]")) {
@@ -456,8 +463,7 @@ class Scanner {
 
   void entry(bool is_extern) {
     KernelLayout kernel;
-    kernel.name = lexer_.token();
-    lexer_.advance();
+    kernel.name = name();
     if (lexer_.accept("(")) {
       uint64_t offset = 0;
       while (ok_ && !lexer_.accept(")")) {

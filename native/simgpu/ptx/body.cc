@@ -13,6 +13,9 @@ namespace {
 constexpr size_t kMaxScopes = 256;
 constexpr uint32_t kMaxRegisters = 1u << 20;
 constexpr size_t kMaxLocals = 1u << 20;
+// Of a function. Each takes, in the end, many times the memory of its text.
+constexpr size_t kMaxInstructions = 1u << 22;
+constexpr size_t kMaxAllOperands = 1u << 24;
 
 uint32_t align_up(uint64_t value, uint64_t alignment) {
   return static_cast<uint32_t>((value + alignment - 1) & ~(alignment - 1));
@@ -323,6 +326,7 @@ void BodyParser::declare_variables(Space space) {
 
 void BodyParser::label(std::string_view name) {
   Scope& scope = scopes_.back();
+  if (scope.label_names.size() >= kMaxInstructions) lexer_.fail("Function has too many labels");
   if (!scope.label_names.insert(name).second)
     lexer_.fail("Duplicate definition of label '" + printable(name) + "'");
   const Token& t = lexer_.token();
@@ -435,6 +439,8 @@ void BodyParser::instruction() {
 
 void BodyParser::finish(Instruction& i) {
   if (scratch_.size() > 255) lexer_.fail("Instruction has too many operands");
+  if (body_->instructions.size() >= kMaxInstructions || body_->operands.size() >= kMaxAllOperands)
+    lexer_.fail("Function is too long");
   for (size_t k = 0; k < scratch_.size(); ++k) {
     const Operand& o = scratch_[k];
     if (o.symbol != SymbolKind::kFunction || (i.op == Op::kCall && k == 1)) continue;

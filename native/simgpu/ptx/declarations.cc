@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kMaxAlignment = 1u << 20;
 constexpr size_t kMaxDimensions = 16;
 constexpr size_t kMaxParameters = 4096;
+constexpr size_t kMaxDeclarations = 1u << 20;  // of functions, of variables: of a whole text
 constexpr uint64_t kMaxParameterBytes = 1u << 20;  // of all together
 
 uint32_t parse_alignment(Lexer& lexer) {
@@ -365,6 +366,7 @@ class UnitParser {
     } else {
       lexer_.expect(';');
     }
+    if (unit_.functions.size() >= kMaxDeclarations) lexer_.fail("Too many functions");
     unit_.functions.push_back(std::move(f));
   }
 
@@ -468,6 +470,7 @@ void parse_variables(Lexer& lexer, Space space, Linkage linkage,
       lexer.fail("Variable '" + v.name + "' is too large");
     v.unsized = open && !v.initialised;
     v.bytes = v.elements * element;
+    if (out->size() >= kMaxDeclarations) lexer.fail("Too many variables");
     out->push_back(std::move(v));
   } while (lexer.accept(','));
   lexer.expect(';');

@@ -9,6 +9,8 @@
 namespace gpupool::simgpu::ptx {
 namespace {
 
+constexpr size_t kMaxSymbols = 1u << 22;  // each takes many times the memory of its text
+
 class InitialiserParser {
  public:
   InitialiserParser(Lexer& lexer, VariableDeclaration& v) : lexer_(lexer), v_(v) {
@@ -146,6 +148,7 @@ class InitialiserParser {
       s.symbol = name;
     }
     s.offset += parse_offset(lexer_);
+    if (v_.symbols.size() >= kMaxSymbols) lexer_.fail("Too many addresses in an initialiser");
     v_.symbols.push_back(std::move(s));
   }
 

@@ -492,6 +492,8 @@ class Linker {
       if (!lazy.body && !lazy.uncertain)
         error(LoadStatus::kInvalidPtx, program_->units_[function.unit]->file, lazy.error_line,
               lazy.error);
+      // Of a large text that is only checked the bodies aren't kept, which take far more memory.
+      if (text_bytes_ > kEagerTextBytes) program_->bodies_[f].body.reset();
     }
   }
 

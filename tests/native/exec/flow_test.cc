@@ -375,6 +375,21 @@ TEST(ExecProgram, ADeclaredResultThatTheDefinitionDoesNotHave) {
   EXPECT_EQ(out[1], 42u);
 }
 
+TEST(ExecFlow, AFunctionThatReturnsLessThanThePrototypeSays) {
+  OutKernel k(
+      ".func g(.param .b32 x) { ret; }\n",
+      "{ .param .align 4 .b8 r[1000000]; .param .b32 a; st.param.b32 [a], r0; mov.u64 d0, g;\n"
+      "proto: .callprototype (.param .align 4 .b8 _[1000000]) _ (.param .b32 _);\n"
+      "call (r), d0, (a), proto; } mov.u32 result, 7;");
+  ASSERT_FALSE(k.fault) << k.fault->what;
+  for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(k.out[i], 7u);
+}
+
+TEST(ExecFlow, AKernelWithoutAnInstruction) {
+  Device d(".visible .entry k(.param .u64 o) { }\n");
+  EXPECT_FALSE(d.launch("k", 1, 32, Device::Arguments().add(d.array<uint32_t>(1))));
+}
+
 TEST(ExecProgram, ALimitOfRegistersIsKept) {
   std::string body = ".visible .entry k(.param .u64 out)\n{ .reg .b64 %o; .reg .b32 %r<64>;\n";
   for (int i = 0; i < 64; ++i) body += "mov.u32 %r" + std::to_string(i) + ", %tid.x;\n";

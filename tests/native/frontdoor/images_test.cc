@@ -1,6 +1,8 @@
 #include "frontdoor/images.h"
 
+#include <elf.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <memory>
@@ -127,6 +129,85 @@ TEST(OpenTrusted, FindsTheLengthOfTextAndCubins) {
   EXPECT_EQ(image.parts[0][0].architecture, 86);
   EXPECT_EQ(open_trusted("", &image), CUDA_ERROR_INVALID_IMAGE);
   EXPECT_EQ(open_trusted(nullptr, &image), CUDA_ERROR_INVALID_VALUE);
+}
+
+// Memory that ends with what is put into it.
+class Edge {
+ public:
+  Edge() {
+    void* at = mmap(nullptr, 2 * kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(at, MAP_FAILED);
+    begin_ = static_cast<uint8_t*>(at);
+    EXPECT_EQ(mprotect(begin_, kBytes, PROT_READ | PROT_WRITE), 0);
+  }
+  ~Edge() { munmap(begin_, 2 * kBytes); }
+  const void* put(const Blob& data) {
+    return memcpy(begin_ + kBytes - data.size(), data.data(), data.size());
+  }
+
+ private:
+  static constexpr size_t kBytes = 64 * 1024;
+  uint8_t* begin_;
+};
+
+TEST(OpenTrusted, ReadsNothingThatIsNotThere) {
+  Edge edge;
+  Image image;
+  const Blob whole = FatbinBuilder()
+                         .add(1, 75, bytes_of(kPtx75), Packing::kPlain)
+                         .add(1, 75, bytes_of(kPtx75), Packing::kZstd)
+                         .build();
+  for (size_t bytes = 1; bytes < whole.size(); ++bytes) {
+    const void* at = edge.put(Blob(whole.begin(), whole.begin() + static_cast<long>(bytes)));
+    if (open_trusted(at, &image) != CUDA_SUCCESS) continue;
+    // The headers were there; of the code that wasn't is told when it is wanted.
+    Blob code;
+    for (const Candidate& candidate : image.parts[0]) extract(candidate, kMaxRawBytes, &code);
+    EXPECT_EQ(extract(image.parts[0].back(), kMaxRawBytes, &code), CUDA_ERROR_INVALID_IMAGE);
+  }
+  EXPECT_EQ(open_trusted(edge.put(whole), &image), CUDA_SUCCESS);
+  const Blob cubin = sample("sample_sm86.cubin");
+  for (size_t bytes = 4; bytes < cubin.size(); bytes += 5) {
+    const void* at = edge.put(Blob(cubin.begin(), cubin.begin() + static_cast<long>(bytes)));
+    Blob code;
+    if (open_trusted(at, &image) != CUDA_SUCCESS) continue;
+    EXPECT_EQ(extract(image.parts[0][0], kMaxRawBytes, &code), CUDA_ERROR_INVALID_IMAGE);
+  }
+  for (size_t bytes = 1; bytes < kPtx75.size(); ++bytes) {
+    EXPECT_EQ(open_trusted(edge.put(bytes_of(kPtx75.substr(0, bytes))), &image),
+              CUDA_ERROR_INVALID_IMAGE);
+  }
+  EXPECT_EQ(open_trusted(edge.put({}), &image), CUDA_ERROR_INVALID_VALUE);
+}
+
+// Thousands of tables that lie over one another would take for ever to look at.
+TEST(Hostile, OverlappingTablesOfACubin) {
+  constexpr size_t kSections = 60000, kTable = 4 << 20;
+  Blob elf = sample("sample_sm86.cubin");
+  Elf64_Ehdr header;
+  memcpy(&header, elf.data(), sizeof header);
+  const size_t symbols = elf.size();
+  elf.resize(symbols + kTable + kSections * sizeof(Elf64_Shdr));
+  std::vector<Elf64_Shdr> sections(kSections);
+  for (Elf64_Shdr& section : sections) {
+    section.sh_type = SHT_SYMTAB;
+    section.sh_offset = symbols;
+    section.sh_size = kTable;
+    section.sh_entsize = sizeof(Elf64_Sym);
+    section.sh_link = 1;
+  }
+  sections[0] = {};
+  sections[1].sh_type = SHT_STRTAB;
+  sections[1].sh_size = 1;
+  header.e_shoff = symbols + kTable;
+  header.e_shnum = kSections;
+  header.e_shentsize = sizeof(Elf64_Shdr);
+  header.e_shstrndx = 1;
+  memcpy(elf.data(), &header, sizeof header);
+  memcpy(&elf[header.e_shoff], sections.data(), kSections * sizeof(Elf64_Shdr));
+  EXPECT_FALSE(elf_is_sound(elf));
+  ProgramInfo info;
+  EXPECT_FALSE(scan_cubin(elf, &info));
 }
 
 TEST(OpenBounded, RefusesAWrapper) {

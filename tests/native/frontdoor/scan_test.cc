@@ -129,6 +129,12 @@ TEST(ScanPtx, LinkageAndOtherStatements) {
   EXPECT_TRUE(info.globals.empty());
 }
 
+TEST(ScanPtx, NamesEndBeforeADirective) {
+  const std::string head = ".version 8.3\n.target sm_80\n";
+  EXPECT_NE(refusal(head + ".entry k.maxntid 1 () { ret; }"), "");
+  EXPECT_NE(refusal(head + ".global .b8 a.b;"), "");
+}
+
 TEST(ScanPtx, Variables) {
   const ProgramInfo info = scan(R"(
 .visible .global .align 8 .u64 pointer = generic(a);

@@ -121,6 +121,22 @@ TEST(PtxHostile, HugeSizes) {
     digest(kHeader + text);
 }
 
+TEST(PtxHostile, ElementsFarApart) {
+  auto memory = std::make_shared<TestMemory>();
+  const std::string text = ".visible .global .u32 a[3][65536] = {{1}, {2, 3}};\n";
+  LinkResult r = LinkedProgram::link({{"h", kHeader + text}}, DeviceModel{}, memory);
+  ASSERT_TRUE(r.program) << r.log;
+  const std::vector<InitialiserRun>& runs = r.program->unit(0).variables[0].image;
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_EQ(runs[0].bytes.size() + runs[1].bytes.size(), 12u);
+  const uint64_t at = r.program->global("a")->address;
+  for (uint32_t i = 0; i < 3 * 65536; ++i) {
+    uint32_t value = 0;
+    ASSERT_TRUE(memory->read(at + 4 * i, &value, 4));
+    ASSERT_EQ(value, i == 0 ? 1u : i == 65536 ? 2u : i == 65537 ? 3u : 0u) << i;
+  }
+}
+
 TEST(PtxHostile, Bytes) {
   std::mt19937 random(99);
   for (int round = 0; round < 500; ++round) {
