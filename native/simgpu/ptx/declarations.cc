@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kMaxAlignment = 1u << 20;
 constexpr size_t kMaxDimensions = 16;
 constexpr size_t kMaxParameters = 4096;
-constexpr size_t kMaxDeclarations = 1u << 20;  // of functions, of variables: of a whole text
+constexpr size_t kMaxDeclarations = 1u << 20;      // of functions, of variables: of a whole text
 constexpr uint64_t kMaxParameterBytes = 1u << 20;  // of all together
 
 uint32_t parse_alignment(Lexer& lexer) {
