@@ -205,7 +205,7 @@ def wrong_fatbins() -> None:
         entry(PTX, text, architecture=70),
         entry(PTX, packed, ZSTD, 70000, architecture=60),
         entry(PTX, lz4_of_one_byte(b"\n", 80000), LZ4, 80000, architecture=50),
-        entry(CUBIN, b"\x7fELF" + bytes(100), architecture=80),
+        entry(CUBIN, b"\x7fELF" + bytes(100), architecture=90),
     ]
     image = fatbin(*parts)
     code, module = cuda.load(image)
