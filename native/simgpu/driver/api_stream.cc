@@ -38,7 +38,7 @@ CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
     std::lock_guard lock(event->mutex);
     event->last = point;
   }
-  stream->context->submit_short(stream, [point] { point->complete(); });
+  stream->context->record(stream, point);
   return CUDA_SUCCESS;
 }
 

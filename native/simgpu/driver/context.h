@@ -108,7 +108,11 @@ class Context {
   // Puts work into a stream, after what CUDA's rules for default streams put in front of it.
   uint64_t submit(const std::shared_ptr<Stream>& stream, Stream::Work work);
   // The same for short work that nobody waits long for: done at once when nothing is in front.
-  void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work);
+  void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,
+                    const Stream::Point& point = nullptr);
+  void record(const std::shared_ptr<Stream>& stream, const Stream::Point& point) {
+    submit_short(stream, [] {}, point);
+  }
   // Submits and waits. Returns the context's fault, if any.
   CUresult perform(const std::shared_ptr<Stream>& stream, const Stream::Work& work);
   void wait_idle();
