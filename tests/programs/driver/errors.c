@@ -155,6 +155,27 @@ static void memory(int undefined) {
   row("cuMemsetD8 of an address never given", cuMemsetD8((CUdeviceptr)0x1000, 1, 16),
       CUDA_ERROR_INVALID_VALUE);
   row("cuMemsetD8 behind the end", cuMemsetD8(a, 1, 1 << 16), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD8 behind the end of all addresses", cuMemsetD8(a, 1, SIZE_MAX),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD16 of more bytes than a number holds", cuMemsetD16(a, 1, SIZE_MAX / 2 + 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD32 of more bytes than a number holds", cuMemsetD32(a, 1, SIZE_MAX / 4 + 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D8 with rows longer than the pitch", cuMemsetD2D8(a, 16, 1, 17, 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D16 with rows longer than the pitch", cuMemsetD2D16(a, 16, 1, 9, 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D32 with rows longer than the pitch", cuMemsetD2D32(a, 16, 1, 5, 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D32Async with rows longer than the pitch",
+      cuMemsetD2D32Async(a, 16, 1, 5, 2, NULL), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D8 of one row longer than the pitch", cuMemsetD2D8(a, 16, 1, 17, 1), CUDA_SUCCESS);
+  row("cuMemsetD2D8 of no rows", cuMemsetD2D8(a, 16, 1, 17, 0), CUDA_SUCCESS);
+  row("cuMemsetD2D8 of more bytes than a number holds",
+      cuMemsetD2D8(a, (size_t)1 << 32, 1, 16, ((size_t)1 << 32) + 1), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D32 of rows of more bytes than a number holds",
+      cuMemsetD2D32(a, 4096, 1, SIZE_MAX / 4 + 2, 1), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D8 behind the end", cuMemsetD2D8(a, 1024, 1, 1024, 5), CUDA_ERROR_INVALID_VALUE);
   row("cuMemsetD32 of an odd address", cuMemsetD32(a + 2, 1, 4), CUDA_ERROR_INVALID_VALUE);
   row("cuPointerGetAttribute of a host variable",
       cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)host),
