@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -140,6 +141,14 @@ class Sandbox:
         if here not in result.get("PATH", "").split(os.pathsep):
             result["PATH"] = os.pathsep.join([here, result.get("PATH", os.defpath)])
         return result
+
+    def join_command(self) -> str:
+        """What a shell outside runs to use this pool, too."""
+        there = self.environment
+        names = [name for name in there if there[name] != os.environ.get(name) and name != "PATH"]
+        settings = [f"{name}={shlex.quote(there[name])}" for name in sorted(names)]
+        settings.append(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH")
+        return "  export " + " ".join(settings)
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -385,6 +394,8 @@ def main(arguments: list[str] | None = None) -> int:
         with pool:
             if chosen.keep:
                 print(f"sandbox: {pool.root}", file=sys.stderr)
+            if sys.stdin.isatty():
+                print(f"sandbox: another shell joins with:\n{pool.join_command()}", file=sys.stderr)
             # ^C is for the command, which gets the default back when it is executed.
             signal.signal(signal.SIGINT, lambda number, frame: None)
             try:
