@@ -149,6 +149,8 @@ struct Driver {
 
 // The driver of this process: CUDA_SUCCESS after cuInit, else the error that every call returns.
 CUresult driver_status();
+// Calls a function of the program's that a stream has reached: CUDA's calls in it are refused.
+void call_host_function(const std::function<void()>& function);
 Driver& driver();
 
 CUresult find_device(CUdevice ordinal, Device** device);

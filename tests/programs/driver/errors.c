@@ -63,6 +63,25 @@ static void devices_and_contexts(void) {
       CUDA_ERROR_INVALID_DEVICE);
 }
 
+static CUresult made_in_host_function;
+
+static void CUDA_CB calls_cuda(void* stream) {
+  CUdeviceptr memory;
+  (void)stream;
+  made_in_host_function = cuMemAlloc(&memory, 16);
+}
+
+static void contexts(const Session* session) {
+  row("cuCtxEnablePeerAccess to the current context", cuCtxEnablePeerAccess(session->context, 0),
+      CUDA_ERROR_INVALID_CONTEXT);
+  row("cuCtxEnablePeerAccess with flags", cuCtxEnablePeerAccess(session->context, 1),
+      CUDA_ERROR_INVALID_VALUE);
+  made_in_host_function = CUDA_SUCCESS;
+  CHECK(cuLaunchHostFunc(NULL, calls_cuda, NULL));
+  CHECK(cuStreamSynchronize(NULL));
+  row("cuMemAlloc in a host function", made_in_host_function, CUDA_ERROR_NOT_PERMITTED);
+}
+
 static void modules(const Session* session) {
   CUmodule module;
   CUfunction function;
@@ -224,6 +243,7 @@ int main(int argc, char** argv) {
   before_init();
   devices_and_contexts();
   Session session = open_session();
+  contexts(&session);
   modules(&session);
   launches(&session);
   memory(undefined);
