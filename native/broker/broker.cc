@@ -60,6 +60,7 @@ Broker::Broker(const BrokerOptions& options)
                     },
                     [this](const Door::Guest& guest) { sessions_.on_proven(guest); }}),
       sessions_(loop_, door_, leases_, devices_, workers_, events_),
+      slice_sockets_(door_, options.run_dir),
       control_(loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
                {[this] { on_connect(); }, [this] { events_.connect({}); },
                 [this](const ToBroker& message) { on_message(message); }}) {
@@ -202,6 +203,7 @@ void Broker::apply(uint64_t request, const Push& push) {
       settings.max_sessions_per_lease() != 0 ? settings.max_sessions_per_lease() : 256);
   workers_.configure(settings);
   leases_.apply(*desired, applied);
+  slice_sockets_.apply(leases_.leases(), applied);
   devices_.configure(desired->gpus, workers_.driver_identity());
   std::vector<std::string> usable;
   for (const auto& [gpu, device] : devices_.devices()) {

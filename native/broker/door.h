@@ -5,6 +5,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "broker/fd.h"
@@ -21,16 +22,26 @@ struct Peer {
   uint32_t pid = 0;            // unix: from the kernel
 };
 
+// A socket that stands for one lease: whoever is let in needs no key, and names no lease.
+struct Entrance {
+  wire::Uuid lease{};
+  std::function<bool(const Peer&, std::string* why)> admits;
+};
+
 class Door;
 
 // A connection that has proven itself and waits for an answer.
 class Connection {
  public:
-  Connection(Fd fd, Peer peer, wire::ServerHandshake::FindKey find_key)
-      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {}
+  Connection(Fd fd, Peer peer, const Entrance* entrance, wire::ServerHandshake::FindKey find_key)
+      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {
+    if (entrance != nullptr) lease_ = entrance->lease;
+  }
 
   const wire::ServerHandshake& handshake() const { return handshake_; }
   const Peer& peer() const { return peer_; }
+  // The one that was proven with its key, or that the socket stands for.
+  wire::Uuid lease() const { return lease_.value_or(handshake_.lease()); }
   bool gone() const { return !fd_; }  // it was closed, by either side
 
  private:
@@ -38,6 +49,7 @@ class Connection {
   Fd fd_;
   Peer peer_;
   wire::ServerHandshake handshake_;
+  std::optional<wire::Uuid> lease_;
   EventLoop::TimerId timer_ = 0;
   size_t discarded_ = 0;
 };
@@ -52,8 +64,10 @@ class Door {
   Door(EventLoop& loop, Callbacks callbacks);
   ~Door();
 
-  // `carrier`: "unix" or "tcp". Takes a listening socket; stop_tcp() ends the TCP ones.
-  void listen(Fd listener, const std::string& carrier);
+  // `carrier`: "unix" or "tcp". Takes a listening socket and returns its number for close();
+  // stop_tcp() ends the TCP ones.
+  int listen(Fd listener, const std::string& carrier, std::shared_ptr<Entrance> entrance = nullptr);
+  void close(int listener);
   void stop_tcp();
   void set_max_half_open(size_t count) { max_half_open_ = count; }
 
@@ -67,10 +81,12 @@ class Door {
   struct Listener {
     Fd fd;
     std::string carrier;
+    std::shared_ptr<Entrance> entrance;
   };
 
   void on_knock(Listener& listener);
-  void admit(Fd fd, const std::string& carrier);
+  void admit(Fd fd, const Listener& listener);
+  wire::ServerHandshake::FindKey key_finder(const Entrance* entrance) const;
   void make_room();
   void on_event(const Guest& guest, uint32_t events);
   void read(const Guest& guest);

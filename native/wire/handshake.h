@@ -43,8 +43,16 @@ struct LeaseFile {
 // unknown kind are left out, so that a newer host can offer more than this client knows.
 std::optional<LeaseFile> parse_lease(std::string_view json, std::string* why);
 
-// Reads the file named by GPUPOOL_LEASE_FILE; GPUPOOL_CARRIER leaves only carriers of that kind.
-std::optional<LeaseFile> load_lease_from_environment(std::string* why);
+// In a container: a socket that stands for a lease. Its lease is named, and proven, with zeros.
+constexpr char kSliceDirectory[] = "/run/gpupool/slice";
+constexpr char kSliceSocket[] = "/run/gpupool/slice/session.sock";
+
+// The file named by GPUPOOL_LEASE_FILE, else the slice's socket; GPUPOOL_CARRIER leaves only
+// carriers of that kind.
+std::optional<LeaseFile> find_lease(std::string* why);
+
+// Whether somebody meant this program to have a lease, good or not.
+bool lease_was_given();
 
 // ---- Client side ------------------------------------------------------------------------------
 
