@@ -185,6 +185,7 @@ class Sandbox:
             },
             "gpus": {"memory_reserve_mib": 1024},
             "broker": {"worker_user": self._user()},
+            "containers": {"cdi_dir": ""},  # the directories where runtimes look are the machine's
         }
         if self.driver_directory:
             groups["gpus"]["driver_directory"] = self.driver_directory

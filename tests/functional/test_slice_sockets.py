@@ -1,4 +1,4 @@
-"""The broker's socket of a slice, by which containers come: without a key, and for its user only."""
+"""The broker's socket of a slice, by which containers come without a key: who may, and how long."""
 
 from __future__ import annotations
 
@@ -80,11 +80,13 @@ def test_the_socket_stands_for_one_lease_only(host: BrokerHost) -> None:
         knock(directory(host), key=mine.key)
     assert refused.value.code == wire.PROOF_WRONG
     # And no lease is called zero where everybody may come.
-    with pytest.raises(wire.Refused) as refused:
-        with wire.Connection(
+    with (
+        pytest.raises(wire.Refused) as refused,
+        wire.Connection(
             wire.Lease(bytes(16), bytes(32), str(host.run_dir / "session.sock"), None)
-        ) as connection:
-            connection.open()
+        ) as connection,
+    ):
+        connection.open()
     assert refused.value.code == wire.UNKNOWN_LEASE
 
 
