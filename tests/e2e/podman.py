@@ -1,0 +1,119 @@
+"""podman with a store of its own, and an image made of this machine's own files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+#: a busy machine is some times slower than a quiet one
+PATIENCE = 240.0
+#: as Debian's images: /lib, /lib64 and /bin are links
+MERGED = ("bin", "lib", "lib64")
+#: explicit limits, since not every machine lets podman raise them; runc for any cgroup version
+CONFIGURATION = """\
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+
+
+def libraries(programs: Iterable[Path]) -> set[str]:
+    """What the dynamic linker loads for them, by the names that it looks for."""
+    found = set()
+    for program in programs:
+        output = subprocess.run(
+            ["ldd", program], capture_output=True, text=True, check=False
+        ).stdout
+        found |= set(re.findall(r"(?:=> |^\s*)(/\S+) \(0x", output, re.MULTILINE))
+    return found
+
+
+class Podman:
+    """A context manager; everything it made is gone afterwards."""
+
+    def __init__(self) -> None:
+        # Short: the path of a unix socket has at most 107 bytes.
+        self.root = Path(tempfile.mkdtemp(prefix="gp-podman-", dir="/var/tmp"))
+        (self.root / "containers.conf").write_text(CONFIGURATION)
+
+    def __enter__(self) -> Podman:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self("rm", "--all", "--force", "--time", "0")
+        self("rmi", "--all", "--force")
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def command(self, *arguments: str) -> list[str]:
+        store = ["--root", str(self.root / "store"), "--runroot", str(self.root / "run")]
+        return ["podman", *store, *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "CONTAINERS_CONF": str(self.root / "containers.conf")}
+
+    def __call__(self, *arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr}"
+        return done
+
+    def popen(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+
+    def make_image(
+        self, name: str, programs: Mapping[str, Path], changes: Sequence[str] = ()
+    ) -> str:
+        """An image with the programs in /bin, what they need, busybox, and nothing of gpupool."""
+        busybox = Path(shutil.which("busybox") or "/bin/busybox")
+        files = {f"usr/bin/{called}": path for called, path in programs.items()}
+        files["usr/bin/busybox"] = busybox
+        for library in libraries([busybox, *programs.values()]):
+            place = Path(library)
+            place = place.parent.resolve() / place.name  # not through the links of a merged /usr
+            assert "libcuda" not in place.name
+            files[str(place)[1:]] = place
+        archive = self.root / f"{name}.tar"
+        with tarfile.open(archive, "w") as tar:
+            for link in MERGED:
+                entry = tarfile.TarInfo(link)
+                entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{link}"
+                tar.addfile(entry)
+            for place in ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/bin", "tmp", "run"):
+                entry = tarfile.TarInfo(place)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(entry)
+            for place, source in sorted(files.items()):
+                entry = tar.gettarinfo(source.resolve(), place)
+                entry.uid = entry.gid = 0
+                entry.mode = 0o755
+                with source.open("rb") as stream:
+                    tar.addfile(entry, stream)
+        image = f"localhost/gpupool-test/{name}:1"
+        options = [word for change in changes for word in ("--change", change)]
+        self("import", *options, str(archive), image, check=True)
+        archive.unlink()
+        return image
