@@ -37,13 +37,29 @@ def libraries(programs: Iterable[Path]) -> set[str]:
     return found
 
 
-class Podman:
-    """A context manager; everything it made is gone afterwards."""
+#: becomes a user with user ids of his own to give away, whom the rest of the machine does not know
+AS_USER = """\
+cd /; cp /etc/passwd "$1/passwd"
+echo "gp-test:x:$2:$2::$1:/bin/sh" >> "$1/passwd"; echo "gp-test:$3:65536" > "$1/subid"
+mount --bind "$1/passwd" /etc/passwd
+for file in /etc/subuid /etc/subgid; do mount --bind "$1/subid" $file; done
+user=$2; shift 3
+exec setpriv --reuid $user --regid $user --clear-groups -- "$@"
+"""
 
-    def __init__(self) -> None:
+
+class Podman:
+    """A context manager; everything it made is gone afterwards. With `user`, without root."""
+
+    def __init__(self, user: int | None = None) -> None:
         # Short: the path of a unix socket has at most 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="gp-podman-", dir="/var/tmp"))
+        self.user = user
         (self.root / "containers.conf").write_text(CONFIGURATION)
+        (self.root / "runtime").mkdir(mode=0o700)
+        if user is not None:
+            for path in (self.root, self.root / "runtime"):
+                os.chown(path, user, user)
 
     def __enter__(self) -> Podman:
         return self
@@ -51,15 +67,27 @@ class Podman:
     def __exit__(self, *_: object) -> None:
         self("rm", "--all", "--force", "--time", "0")
         self("rmi", "--all", "--force")
+        if self.user is not None:
+            # Files of the given user ids are the namespace's root's to remove.
+            self("unshare", "rm", "-rf", str(self.root / "store"))
+            self("system", "migrate")  # ends the process that keeps the user namespace
         shutil.rmtree(self.root, ignore_errors=True)
 
     def command(self, *arguments: str) -> list[str]:
         store = ["--root", str(self.root / "store"), "--runroot", str(self.root / "run")]
-        return ["podman", *store, *arguments]
+        if self.user is None:
+            return ["podman", *store, *arguments]
+        subordinate = str(self.user + 1000000)
+        become = ["sh", "-ec", AS_USER, "sh", str(self.root), str(self.user), subordinate]
+        rootless = ["podman", *store, "--storage-driver", "vfs", *arguments]
+        return ["unshare", "--mount", *become, *rootless]
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "CONTAINERS_CONF": str(self.root / "containers.conf")}
+        result = {**os.environ, "CONTAINERS_CONF": str(self.root / "containers.conf")}
+        if self.user is not None:
+            result |= {"HOME": str(self.root), "XDG_RUNTIME_DIR": str(self.root / "runtime")}
+        return result
 
     def __call__(self, *arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpupoold.guests.containers import client_libraries
 from tests.e2e.podman import Podman
 from tests.functional.pool import Pool, wait_for
 from tests.programs.catalog import RUNTIME_PROGRAMS
@@ -27,6 +28,7 @@ pytestmark = [
 #: where podman looks; the name of the test's slices is its own
 CDI = Path("/var/run/cdi")
 OUT_OF_MEMORY = 2
+USER = 31234
 MATMUL = next(program for program in RUNTIME_PROGRAMS if program.name == "matmul")
 
 
@@ -229,3 +231,37 @@ def test_a_container_that_runs_finds_the_next_broker(box: Box) -> None:
             assert again.stdout.startswith("alloc 10: 0\n"), again.stderr + box.pool.logs()
     finally:
         box.podman("rm", "--force", "--time", "0", name)
+
+
+@pytest.mark.skipif(shutil.which("newuidmap") is None, reason="uidmap is not installed")
+def test_a_user_without_root_has_his_own_slices_only(box: Box, programs: dict[str, Path]) -> None:
+    """Whatever user an image runs as: on the host that is the user, or one of his own ids."""
+    library = client_libraries()[0][0]
+    as_user = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "--"]
+    if subprocess.run([*as_user, "test", "-r", library], check=False).returncode != 0:
+        pytest.skip("other users cannot read what is tested")
+    mine = f"e2e-{uuid.uuid4().hex[:8]}"
+    create = box.pool.ctl_command("slice", "create", "--name", mine, "--compute", "10")
+    subprocess.run(
+        [*as_user, *create, "--memory", "1024"],
+        env={**box.pool.environment, "HOME": "/"},
+        check=True,
+        capture_output=True,
+        cwd="/",
+    )
+    with Podman(USER) as rootless:
+        image = rootless.make_image("plain", programs)
+        own = Box(box.pool, rootless, image, mine, box.memory_program)
+        for inside in ("0", "1234"):
+            done = own.run("memory", "alloc", "2000", "alloc", "10", options=("--user", inside))
+            assert done.stdout.splitlines()[:2] == [
+                f"alloc 2000: {OUT_OF_MEMORY}",
+                "alloc 10: 0",
+            ], done.stderr + box.pool.logs()
+        with own.waiting("alloc", "10") as (_name, process):
+            [session] = box.pool.sessions()
+            assert session["uid"] == USER
+            process.communicate("\n")
+        done = own.run("memory", "alloc", "10", device=box.device)
+        assert done.returncode != 0 and "permission denied" in done.stderr.lower()
+        assert not box.pool.sessions()
