@@ -28,10 +28,10 @@ WELL_KNOWN = ("/etc/cdi", "/var/run/cdi")
 class SpecFiles:
     """The specifications of one gpupoold in a directory that it shares with others."""
 
-    def __init__(self, directory: str, run_dir: str) -> None:
+    def __init__(self, directory: str, state_dir: str) -> None:
         self.directory = directory
         # Two gpupoolds may share the directory: each knows its own files by their names.
-        tag = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+        tag = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:12]
         self._prefix = f"gpupool-slice-{tag}-"
         own = re.escape(self._prefix)
         self._own = re.compile(rf"{own}[0-9a-f-]+\.json|\.{own}[0-9a-f-]+\.[0-9a-f]+\.new")
@@ -100,7 +100,7 @@ class Containers:
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings = settings
         self._pool = pool
-        self._files = SpecFiles(settings.cdi_dir, settings.run_dir)
+        self._files = SpecFiles(settings.cdi_dir, settings.state_dir)
         self._lock = threading.Lock()
         self._said = ""
         self._changed = threading.Event()
@@ -195,7 +195,7 @@ def clean_up(settings: Settings) -> None:
         if os.path.realpath(directory) == current:
             continue
         try:
-            removed = SpecFiles(directory, settings.run_dir).remove_all_but(())
+            removed = SpecFiles(directory, settings.state_dir).remove_all_but(())
         except OSError as error:
             LOG.warning("old CDI specifications stay in %s: %s", directory, error)
             continue

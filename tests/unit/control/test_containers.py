@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,13 +181,13 @@ def test_a_slice_for_one_program_is_no_device(host, containers):
 
 def test_a_start_puts_in_order_what_it_finds(host, root, client):
     view = host.pool.create_slice(ALICE, want("a"))
-    files = SpecFiles(host.settings.cdi_dir, host.settings.run_dir)
+    files = SpecFiles(host.settings.cdi_dir, host.settings.state_dir)
     right = files.name(view.piece)
     prefix = right[: -len(f"{view.piece.id}.json")]
     stale = f"{prefix}00000000-0000-0000-0000-000000000000.json"
     half = f".{prefix}{view.piece.id}.0123456789abcdef0123456789abcdef.new"
     # Of others: another vendor's, another gpupoold's, and what only looks like ours.
-    other = SpecFiles(host.settings.cdi_dir, "/run/elsewhere").name(view.piece)
+    other = SpecFiles(host.settings.cdi_dir, "/var/elsewhere").name(view.piece)
     foreign = ["nvidia.yaml", other, f"{prefix}x.json", f"{prefix}{view.piece.id}.json.bak"]
     cdi_dir(host).mkdir()
     for name in (right, stale, half, *foreign):
@@ -224,6 +225,14 @@ def test_files_are_written_again_when_what_they_mention_changes(host, root, monk
         for file in ("libcuda.so.1", "libnvidia-ml.so.1")[:number]:
             assert mounts[f"/usr/lib64/{file}"] == str(client.resolve() / file)
     assert "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" in mounts
+    # Sockets elsewhere: the same files, or the names would be in conflict.
+    moved = replace(host.settings, run_dir=f"{root}/moved", container_library_dirs=("/lib",))
+    containers = Containers(moved, host.pool)
+    containers.start()
+    containers.stop()
+    mounts = {m["containerPath"]: m["hostPath"] for m in devices(host)["a"]["mounts"]}
+    assert mounts["/run/gpupool/slice"].startswith(f"{root}/moved/slices/GPU-")
+    assert "/lib/libcuda.so.1" in mounts and "/usr/lib64/libcuda.so.1" not in mounts
 
 
 def test_a_file_is_exchanged_in_one_step_and_only_if_it_differs(host, containers):
@@ -284,7 +293,7 @@ def test_what_an_earlier_configuration_wrote_elsewhere_is_removed(host, root, mo
     old = root / "etc-cdi"
     monkeypatch.setattr("gpupoold.guests.containers.WELL_KNOWN", (str(old), str(cdi_dir(host))))
     view = host.pool.create_slice(ALICE, want("a"))
-    name = SpecFiles(str(old), host.settings.run_dir).name(view.piece)
+    name = SpecFiles(str(old), host.settings.state_dir).name(view.piece)
     for directory in (old, cdi_dir(host)):
         directory.mkdir()
         (directory / name).write_text("{}")
