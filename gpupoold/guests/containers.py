@@ -177,13 +177,11 @@ def client_libraries() -> list[tuple[str, str]]:
     """(file of this host, name in a container) of each client library that there is."""
     directory = paths.client_directory()
     found = []
-    # libcuda.so is what linkers, Numba and others look for: the same file under both names.
-    for file, names in (
-        ("libcuda.so.1", ("libcuda.so.1", "libcuda.so")),
-        ("libnvidia-ml.so.1", ("libnvidia-ml.so.1",)),
-    ):
+    for file in ("libcuda.so.1", "libnvidia-ml.so.1"):
         path = directory / file
         if path.is_file():
+            # Linkers, Numba and others look for the name without a version: the same file.
+            names = (file, file.removesuffix(".1"))
             found += [(str(path.resolve()), name) for name in names]
     return found
 

@@ -76,15 +76,6 @@ void Door::on_knock(Listener& listener) {
   }
 }
 
-// Through a lease's own socket, no lease is named and the key is no secret.
-wire::ServerHandshake::FindKey Door::key_finder(const Entrance* entrance) const {
-  if (entrance == nullptr) return callbacks_.find_key;
-  return [](const wire::Uuid& lease) -> std::optional<wire::LeaseKey> {
-    if (lease != wire::Uuid{}) return std::nullopt;
-    return wire::LeaseKey{};
-  };
-}
-
 void Door::admit(Fd fd, const Listener& listener) {
   Peer peer;
   peer.carrier = listener.carrier;
@@ -97,7 +88,9 @@ void Door::admit(Fd fd, const Listener& listener) {
   make_room();
   const Entrance* entrance = listener.entrance.get();
   auto guest =
-      std::make_shared<Connection>(std::move(fd), std::move(peer), entrance, key_finder(entrance));
+      entrance != nullptr
+          ? std::make_shared<Connection>(std::move(fd), std::move(peer), *entrance)
+          : std::make_shared<Connection>(std::move(fd), std::move(peer), callbacks_.find_key);
   const int number = guest->fd_.get();
   if (!loop_.watch(number, EPOLLIN | EPOLLRDHUP,
                    [this, guest](uint32_t events) { on_event(guest, events); })) {
@@ -225,7 +218,7 @@ Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, 
 
 void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {
   if (guest->gone()) return;
-  log_limited("lease " + wire::format_uuid(guest->lease()) +
+  log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) +
               ": a connection is refused: " + sentence);
   guest->handshake_.refuse(code, sentence);
   if (!flush(guest)) return drop(guest);

@@ -5,7 +5,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "broker/fd.h"
@@ -33,15 +32,13 @@ class Door;
 // A connection that has proven itself and waits for an answer.
 class Connection {
  public:
-  Connection(Fd fd, Peer peer, const Entrance* entrance, wire::ServerHandshake::FindKey find_key)
-      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {
-    if (entrance != nullptr) lease_ = entrance->lease;
-  }
+  Connection(Fd fd, Peer peer, wire::ServerHandshake::FindKey find_key)
+      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {}
+  Connection(Fd fd, Peer peer, const Entrance& entrance)
+      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(entrance.lease) {}
 
   const wire::ServerHandshake& handshake() const { return handshake_; }
   const Peer& peer() const { return peer_; }
-  // The one that was proven with its key, or that the socket stands for.
-  wire::Uuid lease() const { return lease_.value_or(handshake_.lease()); }
   bool gone() const { return !fd_; }  // it was closed, by either side
 
  private:
@@ -49,7 +46,6 @@ class Connection {
   Fd fd_;
   Peer peer_;
   wire::ServerHandshake handshake_;
-  std::optional<wire::Uuid> lease_;
   EventLoop::TimerId timer_ = 0;
   size_t discarded_ = 0;
 };
@@ -86,7 +82,6 @@ class Door {
 
   void on_knock(Listener& listener);
   void admit(Fd fd, const Listener& listener);
-  wire::ServerHandshake::FindKey key_finder(const Entrance* entrance) const;
   void make_room();
   void on_event(const Guest& guest, uint32_t events);
   void read(const Guest& guest);

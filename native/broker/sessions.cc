@@ -80,7 +80,7 @@ void SessionTable::on_proven(const Door::Guest& guest) {
 
 void SessionTable::open_session(const Door::Guest& guest) {
   using wire::RefusalCode;
-  const wire::Uuid lease_id = guest->lease();
+  const wire::Uuid lease_id = guest->handshake().lease();
   const LeaseEntry* lease = leases_.find(lease_id);
   if (lease == nullptr) {
     return door_.refuse(guest, RefusalCode::kUnknownLease,
@@ -207,7 +207,7 @@ void SessionTable::open_device(const Door::Guest& guest) {
   using wire::RefusalCode;
   const auto& handshake = guest->handshake();
   Session* session = find(handshake.session());
-  const LeaseEntry* lease = leases_.find(guest->lease());
+  const LeaseEntry* lease = leases_.find(handshake.lease());
   if (lease == nullptr || session == nullptr || session->ended || session->lease != lease->id) {
     return door_.refuse(guest, RefusalCode::kUnknownLease,
                         "session " + wire::format_uuid(handshake.session()) +
@@ -239,7 +239,7 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   const uint32_t device = handshake.hello().device;
   Session* session = find(handshake.session());
   if (session != nullptr) session->pending--;
-  const LeaseEntry* lease = leases_.find(guest->lease());
+  const LeaseEntry* lease = leases_.find(handshake.lease());
   // While the worker started the world went on.
   const bool wanted =
       session != nullptr && !session->ended && lease != nullptr && device < lease->slices.size();

@@ -156,7 +156,7 @@ std::optional<LeaseFile> parse_lease(std::string_view text, std::string* why) {
   return lease;
 }
 
-std::optional<LeaseFile> find_lease(std::string* why) {
+std::optional<LeaseFile> load_lease_from_environment(std::string* why) {
   std::optional<LeaseFile> lease;
   std::string prefix;
   if (const char* path = lease_file(); path != nullptr) {
