@@ -13,6 +13,8 @@ from pathlib import Path
 
 #: a busy machine is some times slower than a quiet one
 PATIENCE = 240.0
+#: what every image with glibc has, whether its programs need it or not
+GLIBC = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 #: as Debian's images: /lib, /lib64 and /bin are links
 MERGED = ("bin", "lib", "lib64")
 #: explicit limits, since not every machine lets podman raise them; runc for any cgroup version
@@ -119,8 +121,9 @@ class Podman:
         busybox = Path(shutil.which("busybox") or "/bin/busybox")
         files = {f"usr/bin/{called}": path for called, path in programs.items()}
         files["usr/bin/busybox"] = busybox
-        for library in libraries([busybox, *programs.values()]):
-            place = Path(library)
+        needed = {Path(library) for library in libraries([busybox, *programs.values()])}
+        [libc] = [library for library in needed if library.name == "libc.so.6"]
+        for place in needed | {libc.with_name(name) for name in GLIBC}:
             place = place.parent.resolve() / place.name  # not through the links of a merged /usr
             assert "libcuda" not in place.name
             files[str(place)[1:]] = place

@@ -111,12 +111,17 @@ class Box:
 
 @pytest.fixture
 def box(podman: Podman, image: str, programs: dict[str, Path]) -> Iterator[Box]:
-    with Pool(options={"containers": {"cdi_dir": str(CDI)}}) as pool:
-        name = f"e2e-{uuid.uuid4().hex[:8]}"
-        pool.slice(name, compute=25, memory=4096)
-        yield Box(pool, podman, image, name, programs["memory"])
-        for view in pool.ctl_json("slice", "list"):
-            pool.ctl("slice", "delete", "--force", view["name"])
+    pool = Pool(options={"containers": {"cdi_dir": str(CDI)}})
+    try:
+        with pool:
+            name = f"e2e-{uuid.uuid4().hex[:8]}"
+            pool.slice(name, compute=25, memory=4096)
+            yield Box(pool, podman, image, name, programs["memory"])
+    finally:
+        # The directory is the machine's, and gpupoold leaves its files for its next start.
+        for file in CDI.glob("*.json"):
+            if str(pool.run_dir) in file.read_text():
+                file.unlink()
 
 
 def test_an_unmodified_image_computes(box: Box) -> None:
