@@ -89,6 +89,7 @@ RUNTIME_PROGRAMS = [
     Program("graphs", "cuda"),
     Program("block_barriers", "cuda", flags=("-arch=sm_80",), newest_only=True),
     Program("arrays", "cuda"),
+    Program("limits", "cuda", output=None),
     Program("out_of_bounds", "cuda", faults=True),
     # newcomer/: written from CUDA's documentation alone
     Program("spmv_csr", "cuda", folder="newcomer", newest_only=True),

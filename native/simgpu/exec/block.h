@@ -135,6 +135,9 @@ void pool_offer(const std::shared_ptr<LaunchState>& state);
 
 int64_t now_ns();
 
+// Records the fault of a failed assertion, with the line that CUDA prints for it.
+const Instruction* assertion_failed(Warp& w, const Instruction* i, int lane, std::string message);
+
 // Built-in functions of the device runtime.
 const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& site);
 
