@@ -35,6 +35,7 @@ struct Cta {
   uint32_t block[3] = {0, 0, 0};
   std::vector<Warp> warps;
   std::vector<uint8_t> shared_storage;
+  std::vector<uint8_t> shared_written;  // in strict mode, by byte: 1 if the block has written it
   uint8_t* shared = nullptr;
   uint8_t* local = nullptr;  // of all warps; reserved when first needed
   uint64_t local_mapped = 0;

@@ -331,12 +331,37 @@ const Instruction* block_barrier(Warp& w, const Instruction* i, BarrierKind kind
   return paths_changed(w, i);
 }
 
+namespace {
+
+// Strict mode: the threads of a warp wait at one and the same instruction if it is an aligned one.
+bool aligned(Cta& cta, uint32_t id) {
+  for (Warp& w : cta.warps) {
+    const Path* first = nullptr;
+    for (const Path& p : w.paths) {
+      if (p.state != PathState::kBarrier || p.barrier != id) continue;
+      if (!first) first = &p;
+      const ptx::Instruction& text = p.frame->code->body->instructions[p.ip->source];
+      if (p.ip == first->ip || (text.op == ptx::Op::kBarrier && !text.has(ptx::Mod::kAligned)))
+        continue;
+      w.frame = p.frame;
+      w.mask = p.mask;
+      fault_at(w, p.ip, FaultKind::kLaunchFailed,
+               "strict mode: threads of one warp are at different barrier instructions");
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 void check_barriers(Cta& cta) {
   for (uint32_t id = 0; id < kBarriers; ++id) {
     Barrier& b = cta.barriers[id];
     if (!b.active) continue;
     const uint32_t expected = b.expected ? b.expected : cta.threads - cta.exited;
     if (b.arrived < expected || b.arrived == 0) continue;
+    if (cta.state.kernel->strict && !aligned(cta, id)) return;
     for (Warp& w : cta.warps) {
       for (Path& p : w.paths) {
         if (p.state != PathState::kBarrier || p.barrier != id) continue;

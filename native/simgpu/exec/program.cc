@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "simgpu/exec/strict.h"
+
 namespace gpupool::simgpu {
 namespace exec {
 
@@ -33,6 +35,7 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
   auto code = std::make_unique<KernelCode>();
   code->program = linked_;
   code->function = function;
+  code->strict = strict_mode();
   const std::optional<ptx::SharedLayout> shared = linked_->shared_layout(function, &slot.why);
   if (!shared) return;
   code->shared = *shared;
