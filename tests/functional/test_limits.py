@@ -1,4 +1,4 @@
-"""The limits of a context (cuCtxSetLimit): what they set aside is of the slice's memory, and they hold."""
+"""The limits of a context (cuCtxSetLimit) hold; what they set aside is of the slice's memory."""
 
 from __future__ import annotations
 
