@@ -116,6 +116,8 @@ def test_strict_mode(machine: Machine) -> None:
     out, err = machine.run("unwritten", GPUPOOL_SIMGPU_STRICT="1")
     assert out == "719\n"
     assert "a read of shared memory that the block has not written: ld.shared.u32" in err
+    _, err = machine.run("unwritten_global", GPUPOOL_SIMGPU_STRICT="1")
+    assert err.count("a read of device memory that nothing has written: ld.global.u32") == 4
 
 
 def test_counters(machine: Machine) -> None:

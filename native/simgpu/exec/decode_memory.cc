@@ -173,10 +173,12 @@ void Decoder::check_access(const Address& a, uint64_t bytes, bool reads, bool wr
     how |= kNarrowAddress;
   } else if (a.access == Access::kGeneric) {
     how |= kGenericAddress;
+  } else if (a.access == Access::kGlobal) {
+    how |= kGlobal;
   } else if (a.access != Access::kShared64) {
     return;
   }
-  Instruction& i = emit(check_shared, 0, a.row);
+  Instruction& i = emit(check_memory, 0, a.row);
   i.immediate = a.offset;
   i.count = static_cast<uint16_t>(bytes);
   i.target = how;
@@ -344,6 +346,7 @@ void Decoder::cp_async(Modifiers& m) {
     }
   }
   if (!pass && !size_row) {
+    check_access(from, n, true, false);
     Instruction& l =
         words == 1 ? emit(set_.load(from.access, Type::kB32, 4, false, false), rows[0], from.row)
                    : emit(set_.load(from.access, Type::kB32, 4, true, false), rows[0], from.row,

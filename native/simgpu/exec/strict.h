@@ -3,25 +3,21 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
 #include "simgpu/exec/block.h"
+#include "simgpu/exec/written.h"
 
 namespace gpupool::simgpu::exec {
 
-inline bool strict_mode() {
-  const char* value = std::getenv("GPUPOOL_SIMGPU_STRICT");
-  return value && *value && std::strcmp(value, "0") != 0;
-}
-
-// ---- shared memory that nothing has written ----
+// ---- memory that nothing has written ----
 
 // In Instruction::target.
-constexpr int32_t kReads = 1, kWrites = 2, kNarrowAddress = 4, kGenericAddress = 8;
+constexpr int32_t kReads = 1, kWrites = 2, kNarrowAddress = 4, kGenericAddress = 8, kGlobal = 16;
 
-// Shared memory at row a + immediate, `count` bytes.
-inline const Instruction* check_shared(Warp& w, const Instruction* i) {
+// The memory at row a + immediate, `count` bytes: shared memory, which belongs to the block, or the
+// device's. What lies elsewhere, or nowhere, is for the access itself.
+inline const Instruction* check_memory(Warp& w, const Instruction* i) {
   Cta& cta = *w.cta;
   const std::byte* row = w.rows + i->a;
   for (uint32_t m = w.mask; m; m &= m - 1) {
@@ -33,14 +29,22 @@ inline const Instruction* check_shared(Warp& w, const Instruction* i) {
     } else {
       address = reinterpret_cast<const uint64_t*>(row)[lane] + static_cast<uint64_t>(i->immediate);
     }
-    if (i->target & kGenericAddress) address -= kSharedWindow;
-    // What lies elsewhere, or nowhere, is for the access itself.
-    if (address >= w.shared_bytes || i->count > w.shared_bytes - address) continue;
-    uint8_t* written = cta.shared_written.data() + address;
-    if ((i->target & kReads) && std::memchr(written, 0, i->count))
-      return fault_at(w, i, FaultKind::kLaunchFailed, lane, address, i->count, false,
-                      "strict mode: a read of shared memory that the block has not written");
-    if (i->target & kWrites) std::memset(written, 1, i->count);
+    const char* wrong = nullptr;
+    if ((i->target & kGlobal) || ((i->target & kGenericAddress) && address < kWindows)) {
+      WrittenMemory& memory = written_memory();
+      if ((i->target & kReads) && !memory.written(address, i->count))
+        wrong = "strict mode: a read of device memory that nothing has written";
+      if (i->target & kWrites) memory.mark(address, i->count);
+    } else {
+      const uint64_t at = i->target & kGenericAddress ? address - kSharedWindow : address;
+      if (at >= w.shared_bytes || i->count > w.shared_bytes - at) continue;
+      uint8_t* written = cta.shared_written.data() + at;
+      if ((i->target & kReads) && std::memchr(written, 0, i->count))
+        wrong = "strict mode: a read of shared memory that the block has not written";
+      if (i->target & kWrites) std::memset(written, 1, i->count);
+    }
+    if (wrong)
+      return fault_at(w, i, FaultKind::kLaunchFailed, lane, address, i->count, false, wrong);
   }
   return i + 1;
 }
