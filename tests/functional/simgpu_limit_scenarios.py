@@ -169,6 +169,18 @@ def limits() -> None:
     cu.cuCtxSynchronize()
     assert 32 * MIB <= before - cu.memory()[0] <= 36 * MIB  # the card's memory
     cu.cuCtxDestroy_v2(context)
+    # A graph needs it when it is launched, not when it is made.
+    context = cu.start()
+    say = cu.function(cu.module(HEADER + SAY), "say")
+    stream, graph, executable = cu.stream(1), c_void_p(), c_void_p()
+    cu.cuStreamBeginCapture_v2(stream, c_int(0))
+    cu.launch(say, c_uint32(4), stream=stream)
+    cu.cuStreamEndCapture(stream, byref(graph))
+    cu.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(0))
+    assert set_limit(output, 2 * MIB) == 0
+    cu.cuGraphLaunch(executable, stream)
+    assert set_limit(output, 3 * MIB) == 1 and limit(output) == 2 * MIB
+    cu.cuCtxDestroy_v2(context)
     # More than the card has: known when it is needed, and told at the launch.
     context = cu.start()
     assert limit(output) == MIB

@@ -65,7 +65,6 @@ def machine(simulated_driver: Path, tmp_path: Path) -> Machine:
         "pointers",
         "linking",
         "forked",
-        "limits",
         "stuck",
     ],
 )
@@ -79,6 +78,11 @@ def test_faults_are_sticky_and_told(machine: Machine) -> None:
     assert "at kernel store\n" in err
     assert "by thread (0,0,0) in block (0,0,0)" in err
     assert "Misaligned write of size 4 bytes (error 716)" in err
+
+
+def test_limits_of_a_context(machine: Machine) -> None:
+    out, _ = machine.run("limits")
+    assert out == "hello 1\nhello 4\nhello 3\n"
 
 
 def test_deadlock_is_told(machine: Machine) -> None:
