@@ -224,6 +224,20 @@ UNWRITTEN = """
 }
 """
 
+#: order(address): each block writes its number behind those that were there before; first a counter
+ORDER = """
+.visible .entry order(.param .u64 address) {
+  .reg .b64 %rd<4>; .reg .b32 %r<3>;
+  ld.param.u64 %rd1, [address];
+  atom.global.add.u32 %r1, [%rd1], 1;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  mov.u32 %r2, %ctaid.x;
+  st.global.u32 [%rd3+4], %r2;
+  ret;
+}
+"""
+
 TRAP = """
 .visible .entry stop() {
   trap;

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 
-from simgpu_driver import ADD, HEADER, MIB, SAY, SPIN, STORE, STUCK, UNWRITTEN, Driver
+from simgpu_driver import ADD, HEADER, MIB, ORDER, SAY, SPIN, STORE, STUCK, UNWRITTEN, Driver
 
 GIB = 1 << 30
 
@@ -91,6 +91,17 @@ def counted() -> None:
     store = cu.function(cu.module(HEADER + STORE), "store")
     cu.launch(store, c_uint64(cu.alloc(4)), c_uint32(1), grid=(3, 1, 1), block=(48, 1, 1))
     cu.cuCtxSynchronize()
+
+
+def order() -> None:
+    """Prints the order in which 40 blocks ran."""
+    cu = Driver()
+    cu.start()
+    place = cu.alloc(4 * 41)
+    cu.write_u32(place, 0)
+    function = cu.function(cu.module(HEADER + ORDER), "order")
+    cu.launch(function, c_uint64(place), grid=(40, 1, 1))
+    print(*cu.read_u32(place + 4, 40))
 
 
 def capability() -> None:

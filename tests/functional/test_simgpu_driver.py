@@ -124,6 +124,22 @@ def test_strict_mode(machine: Machine) -> None:
     assert err.count("a read of device memory that nothing has written: ld.global.u32") == 4
 
 
+def test_order_of_blocks(machine: Machine) -> None:
+    """With one host thread it is the usual one, or the one that the shuffle's number decides."""
+
+    def order(**variables: str) -> list[int]:
+        return [
+            int(n) for n in machine.run("order", GPUPOOL_SIMGPU_THREADS="1", **variables)[0].split()
+        ]
+
+    usual = list(range(40))
+    assert order() == usual
+    seven = order(GPUPOOL_SIMGPU_SHUFFLE="7")
+    assert sorted(seven) == usual and seven != usual
+    assert order(GPUPOOL_SIMGPU_SHUFFLE="7") == seven
+    assert order(GPUPOOL_SIMGPU_SHUFFLE="8") not in (usual, seven)
+
+
 def test_counters(machine: Machine) -> None:
     _, err = machine.run("counted", GPUPOOL_SIMGPU_COUNTERS="1")
     # 3 blocks of a whole warp and half of one, 4 instructions each.
