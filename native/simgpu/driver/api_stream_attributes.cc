@@ -12,12 +12,21 @@ using gpupool::frontdoor::StreamAttributes;
 
 struct Registry {
   std::mutex mutex;
-  std::map<uint64_t, StreamAttributes> streams;  // by the stream's id, which is never used again
+  std::map<std::weak_ptr<Stream>, StreamAttributes, std::owner_less<>> streams;
 };
 
 Registry& registry() {
   static auto& instance = *new Registry;
   return instance;
+}
+
+// With the registry's lock held.
+StreamAttributes& attributes_of(const std::shared_ptr<Stream>& stream) {
+  constexpr size_t kTidy = 1024;
+  auto& all = registry().streams;
+  if (all.size() > kTidy)
+    std::erase_if(all, [](const auto& entry) { return entry.first.expired(); });
+  return all[stream];
 }
 
 CUresult find(CUstream handle, std::shared_ptr<Stream>* stream) {
@@ -33,7 +42,7 @@ GPUPOOL_API cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute,
   GPUPOOL_TRY(find(handle, &stream));
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(registry().mutex);
-  return registry().streams[stream->id].set(attribute, *value);
+  return attributes_of(stream).set(attribute, *value);
 }
 
 GPUPOOL_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute,
@@ -42,7 +51,7 @@ GPUPOOL_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute,
   GPUPOOL_TRY(find(handle, &stream));
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(registry().mutex);
-  return registry().streams[stream->id].get(attribute, stream->priority, value);
+  return attributes_of(stream).get(attribute, stream->priority, value);
 }
 
 GPUPOOL_API cuStreamCopyAttributes(CUstream target_handle, CUstream source_handle) {
@@ -50,7 +59,7 @@ GPUPOOL_API cuStreamCopyAttributes(CUstream target_handle, CUstream source_handl
   GPUPOOL_TRY(find(target_handle, &target));
   GPUPOOL_TRY(find(source_handle, &source));
   std::lock_guard lock(registry().mutex);
-  const StreamAttributes copied = registry().streams[source->id];
-  registry().streams[target->id] = copied;
+  const StreamAttributes copied = attributes_of(source);
+  attributes_of(target) = copied;
   return CUDA_SUCCESS;
 }
