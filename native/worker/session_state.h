@@ -284,7 +284,9 @@ class SessionState final : private Frames::Deputy {
   std::vector<PendingFree> pending_frees_;
   std::vector<CUevent> spare_events_;
   Staging staging_;
-  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait};
+  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait, [this](const std::string& text) {
+                          send_text(wire::EventKind::kPrintf, 0, text);
+                        }};
   OutputCapture reports_{STDERR_FILENO, OutputCapture::Kind::kTee};
   OutgoingCopies outgoing_;
   HostFunctions host_functions_;

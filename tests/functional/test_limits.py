@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -80,3 +81,20 @@ def test_the_newest_output_is_kept(pool: Pool, compiler: Compiler) -> None:
             numbers.append(int(match[1]))
         assert 100 < len(numbers) < 1000
         assert numbers == list(range(2000 - len(numbers), 2000))
+
+
+def test_much_output_arrives(pool: Pool, compiler: Compiler) -> None:
+    """40 MiB in two goes, of which each is more than pipes and buffers on the way hold."""
+    program = Program("flood", "cuda", output=None)
+    done = pool.run("main", program.command(compiler), timeout=200)
+    assert program.problem(done.returncode, done.stdout[-200:]) is None, done.stderr
+    lines = done.stdout.splitlines()
+    expected = Counter(
+        f"thread {thread} of block {block}: line {line}"
+        for thread in range(32)
+        for block in range(32)
+        for line in range(600)
+    )
+    got = Counter(lines)
+    assert sum(got.values()) == 2 * 32 * 32 * 600 + 2
+    assert got == expected + expected + Counter(["thread 0 of block 0: line 0", "ok"])
