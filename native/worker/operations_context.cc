@@ -100,6 +100,10 @@ bool set_limit(SessionState& session, const Command& command) {
     return session.answer(command, CUDA_ERROR_INVALID_VALUE);
   }
   const auto limit = static_cast<CUlimit>(number);
+  // A part of the card's cache, which all slices use.
+  if (limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE) {
+    return session.answer(command, CUDA_ERROR_UNSUPPORTED_LIMIT);
+  }
   const auto set = session.driver().cuCtxSetLimit;
   const auto get = session.driver().cuCtxGetLimit;
   if (set == nullptr || get == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
