@@ -155,7 +155,8 @@ class Guest:
 
     `id` is the lease's. `owner_uid` gets the slice back unless it is `temporary`. `epoch` counts
     the boots of the virtual machine under this lease, from 1. The lease stands while `ended_at` is
-    None; afterwards only devices and the region file are left to be removed.
+    None; afterwards only devices and the region file are left to be removed. `port_path` is the
+    host's socket of the guest's port, as it was last seen.
     """
 
     id: str
@@ -169,6 +170,7 @@ class Guest:
     epoch: int
     created_at: float
     ended_at: float | None = None
+    port_path: str = ""  # empty: none
 
 
 @dataclass(frozen=True)

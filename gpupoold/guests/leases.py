@@ -239,6 +239,12 @@ class GuestLeases:
         self._pool.notify()
         return guest
 
+    def set_port(self, guest: Guest, path: str) -> None:
+        """The broker is to serve the guest at this socket; empty: nowhere."""
+        with self._pool.lock, self._store.change() as change:
+            change.set_port(guest.id, path)
+        self._changed()
+
     def stale_headers(self, guests: Sequence[Guest]) -> set[str]:
         """Those whose region has not the right header."""
         return {

@@ -255,6 +255,7 @@ class Guests:
             region=xml.region.held,
             crashed=look.crashed,
             settled=look.settled,
+            port_path=xml.channel.path if xml.channel.held == Held.OURS else "",
         )
 
     def _do(self, action: rules.Action) -> None:
@@ -294,6 +295,8 @@ class Guests:
             case rules.WriteHeader(guest):
                 if not self.leases.write_header(guest):
                     raise PoolError(f"the region {guest.region_path} is gone")
+            case rules.SetPort(guest, path):
+                self.leases.set_port(guest, path)
             case rules.Forget(guest):
                 self.leases.forget(guest)
 

@@ -31,6 +31,7 @@ class Seen:
     region: Held = Held.NONE
     crashed: bool = False
     settled: bool = True
+    port_path: str = ""  # of a channel that is ours: the host's socket
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,14 @@ class WriteHeader:
 
 
 @dataclass(frozen=True)
+class SetPort:
+    """The guest's port is at another path than the broker was told, or gone."""
+
+    guest: Guest
+    path: str
+
+
+@dataclass(frozen=True)
 class Forget:
     """The region of an ended lease is in use no more: remove it, and the last trace."""
 
@@ -102,7 +111,16 @@ class Forget:
 
 
 Action = (
-    End | Grant | DropRequest | Attach | Detach | WriteGrant | RemoveGrant | WriteHeader | Forget
+    End
+    | Grant
+    | DropRequest
+    | Attach
+    | Detach
+    | WriteGrant
+    | RemoveGrant
+    | WriteHeader
+    | SetPort
+    | Forget
 )
 
 
@@ -138,6 +156,8 @@ def decide(
                 actions.append(Attach(seen, live, "region"))
             if seen.channel == Held.NONE:
                 actions.append(Attach(seen, live, "channel"))
+        if seen.port_path != live.port_path:
+            actions.append(SetPort(live, seen.port_path))
         if seen.grant != live.id and seen.settled:
             actions.append(WriteGrant(seen, live))
         return actions

@@ -89,6 +89,7 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
             message.socket.uid = lease.owner_uid
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
+            message.port = guests[lease.id].port_path
         if lease.kind == LeaseKind.RUN:
             run = runs.get(lease.id)
             if run is None:  # its end was seen: the lease is about to go

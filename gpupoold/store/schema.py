@@ -130,6 +130,9 @@ MIGRATIONS: list[list[str]] = [
         # A virtual machine has one lease at a time.
         "CREATE UNIQUE INDEX one_lease_of_a_guest ON guests (domain_uuid) WHERE ended_at IS NULL",
     ],
+    [  # 3: the broker learns the ports of virtual machines from a gpupoold that has just started.
+        "ALTER TABLE guests ADD COLUMN port_path TEXT NOT NULL DEFAULT ''",
+    ],
 ]
 
 VERSION = len(MIGRATIONS)

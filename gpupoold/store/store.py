@@ -181,7 +181,7 @@ class Transaction:
     def add_guest(self, guest: Guest) -> None:
         """Remembers a virtual machine's lease."""
         self._db.execute(
-            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 guest.id,
                 guest.domain_uuid,
@@ -194,6 +194,7 @@ class Transaction:
                 guest.epoch,
                 guest.created_at,
                 guest.ended_at,
+                guest.port_path,
             ),
         )
 
@@ -208,6 +209,13 @@ class Transaction:
         """The virtual machine boots again under its lease; False if that has ended."""
         cursor = self._db.execute(
             "UPDATE guests SET epoch = epoch + 1 WHERE id = ? AND ended_at IS NULL", (guest_id,)
+        )
+        return cursor.rowcount == 1
+
+    def set_port(self, guest_id: str, path: str) -> bool:
+        """The host's socket of a virtual machine's port; False if the lease has ended."""
+        cursor = self._db.execute(
+            "UPDATE guests SET port_path = ? WHERE id = ? AND ended_at IS NULL", (path, guest_id)
         )
         return cursor.rowcount == 1
 
@@ -476,24 +484,11 @@ class Store:
         """All leases of virtual machines, with those of which something is left; oldest first."""
         rows = self._rows(
             "SELECT id, domain_uuid, domain_name, slice_name, owner_uid, temporary, region_path,"
-            " region_inode, epoch, created_at, ended_at FROM guests ORDER BY created_at, id"
+            " region_inode, epoch, created_at, ended_at, port_path FROM guests"
+            " ORDER BY created_at, id"
         )
-        return [
-            Guest(
-                row[0],
-                row[1],
-                row[2],
-                row[3],
-                row[4],
-                bool(row[5]),
-                row[6],
-                row[7],
-                row[8],
-                row[9],
-                row[10],
-            )
-            for row in rows
-        ]
+        values = [(*row[:5], bool(row[5]), *row[6:]) for row in rows]
+        return [Guest(*value) for value in values]
 
     def events(self, after_id: int = 0, limit: int = 0) -> list[Event]:
         """The stored events after `after_id`, oldest first; the newest `limit` of them if not 0."""

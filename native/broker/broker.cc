@@ -61,6 +61,7 @@ Broker::Broker(const BrokerOptions& options)
                     [this](const Door::Guest& guest) { sessions_.on_proven(guest); }}),
       sessions_(loop_, door_, leases_, devices_, workers_, events_),
       slice_sockets_(door_, options.run_dir),
+      ports_(loop_, door_, leases_, devices_),
       control_(loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
                {[this] { on_connect(); }, [this] { events_.connect({}); },
                 [this](const ToBroker& message) { on_message(message); }}) {
@@ -210,6 +211,7 @@ void Broker::apply(uint64_t request, const Push& push) {
     if (device.status == Device::Status::kReady) usable.push_back(gpu);
   }
   workers_.keep_warm(std::move(usable));
+  ports_.apply();
   listen_tcp(settings.tcp_listen(), applied);
 
   if (request == 0) return;
@@ -245,6 +247,7 @@ void Broker::report_device(const std::string& gpu, const Device& device) {
     if (entry.status == Device::Status::kReady) usable.push_back(name);
   }
   workers_.keep_warm(std::move(usable));
+  ports_.tell();
   sessions_.on_device_change();
 }
 

@@ -9,6 +9,7 @@
 #include "broker/events.h"
 #include "broker/leases.h"
 #include "broker/loop.h"
+#include "broker/ports.h"
 #include "broker/sessions.h"
 #include "broker/slice_sockets.h"
 #include "broker/workers.h"
@@ -51,6 +52,7 @@ class Broker {
   Door door_;
   SessionTable sessions_;
   SliceSockets slice_sockets_;
+  PortTable ports_;
   ControlSocket control_;
 
   uint64_t generation_ = 0;             // in force

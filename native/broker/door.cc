@@ -62,7 +62,7 @@ void Door::on_knock(Listener& listener) {
   for (int i = 0; i < kAcceptsAtOnce; i++) {
     Fd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) {
-      admit(std::move(fd), listener);
+      accepted(std::move(fd), listener);
       continue;
     }
     if (errno != EMFILE && errno != ENFILE) return;  // nobody there, or he has gone already
@@ -76,7 +76,7 @@ void Door::on_knock(Listener& listener) {
   }
 }
 
-void Door::admit(Fd fd, const Listener& listener) {
+void Door::accepted(Fd fd, const Listener& listener) {
   Peer peer;
   peer.carrier = listener.carrier;
   if (peer.carrier == "unix") {
@@ -85,8 +85,11 @@ void Door::admit(Fd fd, const Listener& listener) {
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
+  admit(std::move(fd), std::move(peer), listener.entrance.get());
+}
+
+void Door::admit(Fd fd, Peer peer, const Entrance* entrance) {
   make_room();
-  const Entrance* entrance = listener.entrance.get();
   auto guest =
       entrance != nullptr
           ? std::make_shared<Connection>(std::move(fd), std::move(peer), *entrance)
@@ -103,33 +106,42 @@ void Door::admit(Fd fd, const Listener& listener) {
     drop(guest);
   });
   std::string why;
-  if (entrance != nullptr && !entrance->admits(guest->peer_, &why)) {
+  if (entrance != nullptr && entrance->admits && !entrance->admits(guest->peer_, &why)) {
     refuse(guest, wire::RefusalCode::kUnknownLease, why);
   }
 }
 
 // When too many have not proven themselves, the one who has the most of them loses his oldest, so
-// that one user's idle connections do not keep the others out.
+// that the idle connections of one user, or of one virtual machine, do not keep the others out.
 void Door::make_room() {
   using State = wire::ServerHandshake::State;
   const auto half_open = [](const Guest& guest) {
     return guest->handshake_.state() != State::kProven;
   };
-  std::map<uint32_t, size_t> by_uid;
+  // Over a port nobody has a user: there it is the lease that counts.
+  using Whose = std::pair<uint32_t, std::optional<wire::Uuid>>;
+  const auto whose = [](const Guest& guest) {
+    const bool unknown = guest->peer_.uid == kUnknownUid;
+    return Whose(guest->peer_.uid, unknown ? guest->stands_for_ : std::nullopt);
+  };
+  std::map<Whose, size_t> by_owner;
   size_t count = 0;
   for (const Guest& guest : guests_) {
     if (!half_open(guest)) continue;
     count++;
-    by_uid[guest->peer_.uid]++;
+    by_owner[whose(guest)]++;
   }
   if (count < max_half_open_) return;
-  const auto most = std::max_element(by_uid.begin(), by_uid.end(),
+  const auto most = std::max_element(by_owner.begin(), by_owner.end(),
                                      [](auto& a, auto& b) { return a.second < b.second; });
   const auto oldest = std::find_if(guests_.begin(), guests_.end(), [&](const Guest& guest) {
-    return half_open(guest) && guest->peer_.uid == most->first;
+    return half_open(guest) && whose(guest) == most->first;
   });
-  log_limited("too many connections have not proven themselves: the oldest of uid " +
-              std::to_string(most->first) + " is closed");
+  const auto& [uid, lease] = most->first;
+  log_limited(
+      "too many connections have not proven themselves: the oldest of " +
+      (lease ? "the port of lease " + wire::format_uuid(*lease) : "uid " + std::to_string(uid)) +
+      " is closed");
   drop(Guest(*oldest));
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "broker/fd.h"
@@ -16,15 +17,15 @@ namespace gpupool::broker {
 constexpr uint32_t kUnknownUid = 0xffffffff;
 
 struct Peer {
-  std::string carrier;         // "unix" or "tcp"
+  std::string carrier;         // "unix", "tcp" or "virtio-serial"
   uint32_t uid = kUnknownUid;  // unix: from the kernel
   uint32_t pid = 0;            // unix: from the kernel
 };
 
-// A socket that stands for one lease: whoever is let in needs no key, and names no lease.
+// A socket or a port that stands for one lease: whoever is let in needs no key, and names no lease.
 struct Entrance {
   wire::Uuid lease{};
-  std::function<bool(const Peer&, std::string* why)> admits;
+  std::function<bool(const Peer&, std::string* why)> admits;  // none: everybody
 };
 
 class Door;
@@ -35,7 +36,10 @@ class Connection {
   Connection(Fd fd, Peer peer, wire::ServerHandshake::FindKey find_key)
       : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {}
   Connection(Fd fd, Peer peer, const Entrance& entrance)
-      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(entrance.lease) {}
+      : fd_(std::move(fd)),
+        peer_(std::move(peer)),
+        handshake_(entrance.lease),
+        stands_for_(entrance.lease) {}
 
   const wire::ServerHandshake& handshake() const { return handshake_; }
   const Peer& peer() const { return peer_; }
@@ -46,6 +50,7 @@ class Connection {
   Fd fd_;
   Peer peer_;
   wire::ServerHandshake handshake_;
+  std::optional<wire::Uuid> stands_for_;  // the lease that it needs no key for
   EventLoop::TimerId timer_ = 0;
   size_t discarded_ = 0;
 };
@@ -66,6 +71,8 @@ class Door {
   void close(int listener);
   void stop_tcp();
   void set_max_half_open(size_t count) { max_half_open_ = count; }
+  // Takes a connection that was not accepted here.
+  void admit(Fd fd, Peer peer, const Entrance* entrance);
 
   // Sends kWelcome and gives up the socket, which stands right behind the proof. None: the client
   // has gone.
@@ -81,7 +88,7 @@ class Door {
   };
 
   void on_knock(Listener& listener);
-  void admit(Fd fd, const Listener& listener);
+  void accepted(Fd fd, const Listener& listener);
   void make_room();
   void on_event(const Guest& guest, uint32_t events);
   void read(const Guest& guest);

@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kMaxLeases = 100000;
 constexpr int kMaxSlicesPerLease = 64;
 constexpr uint32_t kNobody = 0xffffffff;  // means "as it is" to chown
+constexpr size_t kMaxUnixPath = 107;      // sun_path without its NUL
 
 bool take(const std::string& bytes, uint8_t* out, size_t size) {
   if (bytes.size() != size) return false;
@@ -94,6 +95,7 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
   }
   std::set<wire::Uuid> lease_ids, slice_ids;
   std::set<std::string> sockets;
+  std::set<std::string> ports;
   for (const auto& pushed : push.leases()) {
     LeaseEntry lease;
     if (!take(pushed.id(), lease.id.data(), lease.id.size())) {
@@ -117,6 +119,16 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
     }
     lease.consumer = pushed.consumer();
     lease.max_sessions = pushed.max_sessions();
+    lease.port = pushed.port();
+    if (!lease.port.empty()) {
+      if (lease.port[0] != '/' || lease.port.size() > kMaxUnixPath) {
+        return *why = name + ": its port is not an absolute path of at most 107 bytes",
+               std::nullopt;
+      }
+      if (!ports.insert(lease.port).second) {
+        return *why = "port " + lease.port + " is there twice", std::nullopt;
+      }
+    }
     if (pushed.has_process()) {
       if (pushed.process().pid() == 0) return *why = name + ": process 0", std::nullopt;
       lease.process_pid = pushed.process().pid();
@@ -236,6 +248,7 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
     kept.max_sessions = lease->max_sessions;
     kept.socket = lease->socket;
     kept.owner = lease->owner;
+    kept.port = lease->port;
     kept.slices = std::move(lease->slices);
     if (kept.process_pid != lease->process_pid || kept.process_start != lease->process_start) {
       if (kept.pidfd) loop_.forget(kept.pidfd.get());

@@ -41,6 +41,7 @@ struct LeaseEntry {
   uint32_t max_sessions = 0;
   std::string socket;  // name of its own socket; empty: none
   uint32_t owner = 0;  // whose socket that is
+  std::string port;    // path of a virtual machine's port; empty: none
   Fd pidfd;
 };
 

@@ -136,5 +136,32 @@ TEST(Sockets, NamesAreUniqueAndNoPaths) {
   EXPECT_TRUE(refused("GPU-1", "GPU-2", 0xffffffff));  // "leave it" to chown
 }
 
+TEST(Ports, ArePathsAndEachIsOneLeases) {
+  const auto refused = [](const std::string& first, const std::string& second) {
+    Push push = a_push(1, 2);
+    push.mutable_leases(0)->set_port(first);
+    push.mutable_leases(1)->set_port(second);
+    std::string why;
+    return !check_push(push, &why);
+  };
+  EXPECT_FALSE(refused("/a", "/b"));
+  EXPECT_FALSE(refused("", ""));
+  EXPECT_TRUE(refused("/a", "/a"));
+  EXPECT_TRUE(refused("/a", "b"));
+  EXPECT_FALSE(refused("/a", "/" + std::string(106, 'b')));
+  EXPECT_TRUE(refused("/a", "/" + std::string(107, 'b')));
+}
+
+TEST_F(Leases, APortMayChange) {
+  Push push = a_push(1, 1);
+  apply(push);
+  EXPECT_EQ(table.find(id_of('a'))->port, "");
+  push.set_generation(2);
+  push.mutable_leases(0)->set_port("/a");
+  apply(push);
+  EXPECT_EQ(table.find(id_of('a'))->port, "/a");
+  EXPECT_TRUE(ended.empty());
+}
+
 }  // namespace
 }  // namespace gpupool::broker

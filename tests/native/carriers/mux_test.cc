@@ -138,8 +138,8 @@ struct Talker {
 
   void step() {
     if (sent < to_send.size()) {
-      const ssize_t n = send(fd, to_send.data() + sent, to_send.size() - sent,
-                             MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t n =
+          send(fd, to_send.data() + sent, to_send.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (n > 0) sent += static_cast<size_t>(n);
     }
     char buffer[65536];
@@ -343,9 +343,8 @@ TEST_F(MuxTest, BothBeginAnewAtWhateverByteAnEndDies) {
       return again.got == "yes" && answers.got == "once more";
     })) << round;
     for (int fd : {inside.fd, outside.fd, again.fd, answers.fd}) shutdown(fd, SHUT_RDWR);
-    ASSERT_TRUE(wire.until(guest, host, [&] {
-      return guest.mux->channels() == 0 && host.mux->channels() == 0;
-    }));
+    ASSERT_TRUE(wire.until(
+        guest, host, [&] { return guest.mux->channels() == 0 && host.mux->channels() == 0; }));
   }
 }
 
@@ -447,13 +446,12 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"OpenOfZero", frame(kEpoch, 0, 2, "")}, Bad{"OpenTwice", frame(kEpoch, 1, 2, "")},
         Bad{"OpenWithABody", frame(kEpoch, 2, 2, "x")}, Bad{"Accept", frame(kEpoch, 1, 3, "")},
         Bad{"Info", frame(kEpoch, 0, 8, "{}")}, Bad{"NeverOpened", frame(kEpoch, 2, 4, "x")},
-        Bad{"NeverOpenedEnd", frame(kEpoch, 77, 6, "")},
-        Bad{"EmptyData", frame(kEpoch, 1, 4, "")},
+        Bad{"NeverOpenedEnd", frame(kEpoch, 77, 6, "")}, Bad{"EmptyData", frame(kEpoch, 1, 4, "")},
         Bad{"LongData", frame(kEpoch, 1, 4, std::string(kMuxMaxData + 1, 'x'))},
         Bad{"GiganticData", frame(kEpoch, 1, 4, "x").replace(12, 4, "\xff\xff\xff\xff")},
-        Bad{"MoreThanGranted",
-            frame(kEpoch, 1, 4, std::string(kMuxMaxData, 'x')) +
-                frame(kEpoch, 1, 4, std::string(kMuxMaxData, 'x')) + frame(kEpoch, 1, 4, "x")},
+        Bad{"MoreThanGranted", frame(kEpoch, 1, 4, std::string(kMuxMaxData, 'x')) +
+                                   frame(kEpoch, 1, 4, std::string(kMuxMaxData, 'x')) +
+                                   frame(kEpoch, 1, 4, "x")},
         Bad{"CreditBelow", frame(kEpoch, 1, 5, credit(kMuxFirstCredit - 1))},
         Bad{"CreditTooLarge", frame(kEpoch, 1, 5, credit(kMuxMaxWindow + 1))},
         Bad{"CreditHuge", frame(kEpoch, 1, 5, credit(UINT64_MAX))},

@@ -24,6 +24,7 @@ from gpupoold.guests import reconcile, request
 from gpupoold.guests.connection import HypervisorError, HypervisorGone, Look
 from gpupoold.guests.manager import Guests
 from gpupoold.guests.request import GRANT_URI, REQUEST_URI, Device, DomainXml, GuestRequest, Held
+from gpupoold.leases.desired import lease_messages
 from gpupoold.model import Caller, Guest, LeaseKind
 from gpupoold.pool import Pool
 from gpupoold.slices.planning import Request
@@ -58,6 +59,7 @@ class FakeHypervisor:
         self.domains = domains
         self.gone = False
         self.refuses_attach = ""
+        self.attached = 0
         self.kill_in = -1  # calls until gpupoold dies; below 0: never
 
     def _step(self) -> None:
@@ -105,7 +107,9 @@ class FakeHypervisor:
         if self.refuses_attach == kind:
             raise HypervisorError("No more available PCI slots")
         assert getattr(found, kind).held == Held.NONE, "attached twice"
-        device = Device(Held.OURS, xml)
+        self.attached += 1
+        path = f"/run/{domain_uuid}/{self.attached}" if kind == "channel" else ""
+        device = Device(Held.OURS, xml, path)
         self.domains[domain_uuid].xml = replace(found, **{kind: device})
         self._step()  # it is done, and gpupoold may not live to know it
 
@@ -446,6 +450,33 @@ def test_devices_of_others_are_left_alone(world):
     world.look_at_all()
     assert world.domains[A].xml.channel == foreign
     assert world.domains[A].xml.region.held == Held.NONE
+
+
+def port_that_the_broker_is_told(world):
+    [message] = [
+        message
+        for message in lease_messages(world.pool.broker.desired())
+        if message.consumer.startswith("virtual machine")
+    ]
+    return message.port
+
+
+def test_the_broker_is_told_where_the_port_is(world):
+    world.domains[A].request = SIZED
+    world.create(A)
+    assert port_that_the_broker_is_told(world) == ""
+    world.look_at_all()
+    path = world.domains[A].xml.channel.path
+    assert path and port_that_the_broker_is_told(world) == path
+    # Also by a gpupoold that has not looked at libvirt yet.
+    world.end()
+    world.begin()
+    assert port_that_the_broker_is_told(world) == path
+    world.domains[A].xml = replace(
+        world.domains[A].xml, channel=Device(Held.FOREIGN, "<channel/>", "/somewhere")
+    )
+    world.look_at_all()
+    assert port_that_the_broker_is_told(world) == ""
 
 
 def test_a_domain_in_the_midst_of_something_is_not_touched():

@@ -1,0 +1,36 @@
+// The ports of virtual machines: for each lease that has one, a connection to the unix socket that
+// QEMU listens on, and the channels that the guest opens over it. A channel goes through the door
+// like any client, with its lease proven by the port.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "broker/devices.h"
+#include "broker/door.h"
+#include "broker/leases.h"
+#include "broker/loop.h"
+
+namespace gpupool::broker {
+
+class PortTable {
+ public:
+  PortTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTable& devices);
+  ~PortTable();
+
+  void apply();  // connects and lets go of ports as the leases say
+  void tell();   // tells the guests what has changed of their slices
+
+ private:
+  class Port;
+  std::string describe(const LeaseEntry& lease) const;
+
+  EventLoop& loop_;
+  Door& door_;
+  LeaseTable& leases_;
+  DeviceTable& devices_;
+  std::map<wire::Uuid, std::unique_ptr<Port>> ports_;  // by lease
+};
+
+}  // namespace gpupool::broker
