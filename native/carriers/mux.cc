@@ -58,7 +58,8 @@ Mux::Mux(Side side, int port, MuxOwner& owner, size_t max_channels)
   }
   fcntl(port, F_SETFL, fcntl(port, F_GETFL) | O_NONBLOCK);
   port_events_ = EPOLLIN;
-  if (!watch(main_, EPOLL_CTL_ADD, port, port_events_, kPortTag)) fail("the port cannot be watched");
+  if (!watch(main_, EPOLL_CTL_ADD, port, port_events_, kPortTag))
+    fail("the port cannot be watched");
   begin_epoch();
   send_filler();
   send_hello(0, 0, {});
@@ -242,8 +243,8 @@ bool Mux::find_hello() {
 bool Mux::take_frame(const MuxHeader& header, const uint8_t* body) {
   const auto kind = static_cast<MuxKind>(header.kind);
   const auto from = [&](Side side) {
-    return side_ != side || bad("a frame of kind " + std::to_string(header.kind) +
-                                " from the side that sends none");
+    return side_ != side ||
+           bad("a frame of kind " + std::to_string(header.kind) + " from the side that sends none");
   };
   if (kind == MuxKind::kInfo) {
     if (!from(Side::kHost)) return false;
@@ -252,7 +253,8 @@ bool Mux::take_frame(const MuxHeader& header, const uint8_t* body) {
   }
   if (kind == MuxKind::kOpen) return from(Side::kGuest) && take_open(header.channel);
   if (header.channel > highest_) {
-    return bad("a frame for channel " + std::to_string(header.channel) + ", which was never opened");
+    return bad("a frame for channel " + std::to_string(header.channel) +
+               ", which was never opened");
   }
   Channel* channel = find(header.channel);
   // It ended on this side a moment ago, which the other side did not know when it sent this.
@@ -363,14 +365,15 @@ void Mux::take_hello(const MuxHello& hello) {
 }
 
 void Mux::take_hello_at_host(const MuxHello& hello) {
-  if (hello.echo != 0) return;                        // of no use here
-  if (up_ && hello.epoch == peer_epoch_) return;      // the same once more
+  if (hello.echo != 0) return;                    // of no use here
+  if (up_ && hello.epoch == peer_epoch_) return;  // the same once more
   go_down("the guest's end began anew", false);
   peer_epoch_ = hello.epoch;
   const uint16_t version = std::min(hello.version_max, kMuxVersion);
   if (version < std::max(hello.version_min, kMuxVersionMin)) {
-    send_hello(peer_epoch_, 0,
-               "the guest's package and this host have no version of the port's protocol in common");
+    send_hello(
+        peer_epoch_, 0,
+        "the guest's package and this host have no version of the port's protocol in common");
     owner_.on_refused("the guest speaks versions " + std::to_string(hello.version_min) + " to " +
                       std::to_string(hello.version_max) + " of the port's protocol");
     return;
@@ -389,7 +392,8 @@ void Mux::take_hello_at_guest(const MuxHello& hello) {
     if (up_) return;
     if (hello.version == 0) {
       refused_ = true;
-      owner_.on_refused(printable(hello.text, std::min<size_t>(hello.text_bytes, sizeof hello.text)));
+      owner_.on_refused(
+          printable(hello.text, std::min<size_t>(hello.text_bytes, sizeof hello.text)));
       return;
     }
     if (hello.version < kMuxVersionMin || hello.version > kMuxVersion) {

@@ -23,8 +23,8 @@ namespace gpupool::carriers {
 class MuxOwner {
  public:
   virtual ~MuxOwner() = default;
-  // Host: a guest opens a channel. The channel's end of a new stream socket, which the Mux owns from
-  // then on, or -1 and a sentence.
+  // Host: a guest opens a channel. The channel's end of a new stream socket, which the Mux owns
+  // from then on, or -1 and a sentence.
   virtual int on_open(std::string* why) = 0;
   // Both sides know each other from now on.
   virtual void on_up() {}
@@ -57,8 +57,8 @@ class Mux {
   // Does what can be done now, a bounded part of it. False: the port hung up.
   bool run();
 
-  // Guest: a new channel for a connected stream socket, which the Mux owns from then on. False: `why`
-  // is a sentence, and the socket is still the caller's.
+  // Guest: a new channel for a connected stream socket, which the Mux owns from then on. False:
+  // `why` is a sentence, and the socket is still the caller's.
   bool open(int fd, std::string* why);
   // Guest: asks again, in case the hello was lost. Does nothing when it is up or was refused.
   void ask_again();
@@ -79,7 +79,7 @@ class Mux {
     size_t size() const { return end_ - begin_; }
     bool empty() const { return begin_ == end_; }
     const uint8_t* front() const { return data_.get() + begin_; }
-    uint8_t* room(size_t bytes);               // at the end, uninitialised
+    uint8_t* room(size_t bytes);                 // at the end, uninitialised
     void added(size_t bytes) { end_ += bytes; }  // of the room
     void append(const void* data, size_t bytes);
     void take(size_t bytes);

@@ -233,10 +233,9 @@ void Mux::send_credits() {
     credits_due_.pop_front();
     if (channel == nullptr) continue;
     channel->credit_due = false;
-    const uint64_t window =
-        outstanding_ > kWindows
-            ? kMuxFirstCredit
-            : std::clamp(kWindows / channels_.size(), kMuxFirstCredit, kWindow);
+    const uint64_t window = outstanding_ > kWindows
+                                ? kMuxFirstCredit
+                                : std::clamp(kWindows / channels_.size(), kMuxFirstCredit, kWindow);
     const uint64_t limit = channel->delivered + window;
     if (limit <= channel->granted) continue;
     outstanding_ += limit - channel->granted;

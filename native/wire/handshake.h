@@ -46,9 +46,11 @@ std::optional<LeaseFile> parse_lease(std::string_view json, std::string* why);
 // In a container: a socket that stands for a lease. Its lease is named, and proven, with zeros.
 constexpr char kSliceDirectory[] = "/run/gpupool/slice";
 constexpr char kSliceSocket[] = "/run/gpupool/slice/session.sock";
+// In a virtual machine: the socket of gpupool-guest, which is there with and without a GPU.
+constexpr char kGuestSocket[] = "/run/gpupool/guest.sock";
 
-// The file named by GPUPOOL_LEASE_FILE, else the slice's socket; GPUPOOL_CARRIER leaves only
-// carriers of that kind.
+// The file named by GPUPOOL_LEASE_FILE, else the slice's socket, else that of gpupool-guest;
+// GPUPOOL_CARRIER leaves only carriers of that kind.
 std::optional<LeaseFile> load_lease_from_environment(std::string* why);
 
 // Whether somebody meant this program to have a lease, good or not.

@@ -166,6 +166,9 @@ std::optional<LeaseFile> load_lease_from_environment(std::string* why) {
   } else if (lease_was_given()) {
     prefix = std::string(kSliceDirectory) + ": ";
     lease.emplace().carriers = {{"unix", kSliceSocket, "", 0}};
+  } else if (access(kGuestSocket, F_OK) == 0) {
+    prefix = std::string(kGuestSocket) + ": ";
+    lease.emplace().carriers = {{"unix", kGuestSocket, "", 0}};
   } else {
     *why =
         "GPUPOOL_LEASE_FILE is not set: start the program with gpupoolctl run, or its container "
