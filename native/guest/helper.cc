@@ -43,12 +43,11 @@ Helper::Helper(const HelperOptions& options) : options_(options), port_(options.
   programs_ = broker::listen_unix(path, SOCK_STREAM, 0660);
   if (const group* found = getgrnam(options_.group.c_str())) {
     if (chown(path.c_str(), static_cast<uid_t>(-1), found->gr_gid) != 0) {
-      log(LogLevel::kWarning, path + " cannot be given to the group " + options_.group + ": " +
-                                  strerror(errno));
+      log(LogLevel::kWarning,
+          path + " cannot be given to the group " + options_.group + ": " + strerror(errno));
     }
   } else {
-    log(LogLevel::kNotice,
-        "there is no group " + options_.group + ": only root can use " + path);
+    log(LogLevel::kNotice, "there is no group " + options_.group + ": only root can use " + path);
   }
   questions_ = broker::listen_unix(options_.run_dir + kStatusName, SOCK_STREAM, 0666);
   loop_.watch(programs_.get(), EPOLLIN, [this](uint32_t) { on_program(); });
@@ -143,8 +142,7 @@ void Helper::on_up() { enter(State::kUp, {}); }
 
 void Helper::on_down(const std::string& why, bool fault) {
   info_.clear();
-  log(LogLevel::kWarning,
-      "all connections to the host end: " + (fault ? "it sent " + why : why));
+  log(LogLevel::kWarning, "all connections to the host end: " + (fault ? "it sent " + why : why));
   enter(State::kNoAnswer, {});
   look_again();
 }

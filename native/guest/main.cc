@@ -65,9 +65,9 @@ int run_helper(const HelperOptions& options) {
 
 int main(int argc, char** argv) {
   static const option options[] = {
-      {"json", no_argument, nullptr, 'j'},           {"port", required_argument, nullptr, 'p'},
-      {"run-dir", required_argument, nullptr, 'r'},  {"group", required_argument, nullptr, 'g'},
-      {"help", no_argument, nullptr, 'h'},           {nullptr, 0, nullptr, 0}};
+      {"json", no_argument, nullptr, 'j'},          {"port", required_argument, nullptr, 'p'},
+      {"run-dir", required_argument, nullptr, 'r'}, {"group", required_argument, nullptr, 'g'},
+      {"help", no_argument, nullptr, 'h'},          {nullptr, 0, nullptr, 0}};
   HelperOptions chosen;
   bool json = false;
   int option;

@@ -79,8 +79,9 @@ int print_status(const std::string& run_dir, bool json) {
   Json status = ask(run_dir + kStatusName);
   int result = kStatusNoHelper;
   if (status.is_discarded()) {
-    status = Json{{"state", "no-helper"},
-                  {"sentence", "no GPU: the helper is not running (systemctl status gpupool-guest)"}};
+    status =
+        Json{{"state", "no-helper"},
+             {"sentence", "no GPU: the helper is not running (systemctl status gpupool-guest)"}};
   } else {
     result = exit_of(status.value("state", ""));
   }
@@ -103,8 +104,8 @@ int print_status(const std::string& run_dir, bool json) {
                          ", and log in again";
   }
   status["exit_status"] = result;
-  const std::string text =
-      json ? status.dump(2, ' ', false, Json::error_handler_t::replace) : status.value("sentence", "");
+  const std::string text = json ? status.dump(2, ' ', false, Json::error_handler_t::replace)
+                                : status.value("sentence", "");
   puts(text.c_str());
   return result;
 }

@@ -1,4 +1,4 @@
-"""A virtual machine without a virtual machine: its port as QEMU behaves, the helper, programs."""
+"""Virtual machines without any: a port that behaves as QEMU's, the helper, programs, the host."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpupoold import paths
+from gpupoold.leases import broker_pb2 as pb
+from tests.functional.broker_host import MIB, BrokerHost, make_lease
 from tests.functional.pool import wait_for
 
 KEPT = 256 * 1024  # bytes that wait in one direction
@@ -228,3 +232,69 @@ class Machine:
         finally:
             process.kill()
             process.communicate()
+
+
+class Host:
+    """A broker with real workers, and machines with a lease each."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.broker = BrokerHost(root, fake_worker=False)
+        self.broker.gpus = [""]
+        self.broker.settings.driver_directory = str(paths.native_directory() / "simgpu")
+        self.machines: dict[str, Machine] = {}
+        self.leases: dict[str, pb.Lease] = {}
+        (root / "simgpu").mkdir()
+
+    def start(self) -> None:
+        self.broker.start({"GPUPOOL_SIMGPU_STATE_DIR": str(self.root / "simgpu")})
+
+    def machine(self, name: str, **fields: object) -> Machine:
+        """A machine whose port is plugged in, and whose helper runs."""
+        machine = Machine(self.root / name)
+        self.machines[name] = machine
+        machine.port.plug()
+        self.leases[name] = make_lease(
+            memory=512 * MIB, gpu="", port=str(machine.port.host_path), **fields
+        )
+        self.push()
+        machine.start_helper()
+        machine.wait_ready()
+        return machine
+
+    def push(self) -> None:
+        self.broker.push(*self.leases.values())
+
+    def state(self) -> pb.State:
+        assert self.broker.channel is not None
+        return self.broker.channel.state()
+
+    def sessions(self) -> list[pb.SessionState]:
+        return list(self.state().sessions)
+
+    def wait_idle(self) -> None:
+        """No session is left, and all memory was given back."""
+        wait_for(
+            "the sessions' end",
+            lambda: not self.sessions() and not any(p.used_bytes for p in self.state().slices),
+            20,
+        )
+
+    def close(self) -> None:
+        for machine in self.machines.values():
+            machine.close()
+        self.broker.__exit__()
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls) -> Iterator[Host]:
+        # Short: the path of a socket has at most 107 bytes.
+        root = Path(tempfile.mkdtemp(prefix="gp-", dir="/tmp"))
+        root.chmod(0o755)
+        own = cls(root)
+        try:
+            own.start()
+            yield own
+        finally:
+            own.close()
+            shutil.rmtree(root, ignore_errors=True)
