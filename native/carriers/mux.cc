@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,7 +17,9 @@ namespace gpupool::carriers {
 namespace {
 
 constexpr size_t kReadAtOnce = 64 * 1024;
-constexpr size_t kReadPerRun = 256 * 1024;  // then the owner looks after others
+// Then the owner looks after others. Opening is dear: it makes sockets.
+constexpr size_t kReadPerRun = 256 * 1024;
+constexpr int kOpensPerRun = 32;
 
 // How every hello begins.
 struct HelloStart {
@@ -51,10 +54,15 @@ Mux::Mux(Side side, int port, MuxOwner& owner, size_t max_channels)
     const int error = errno;
     if (main_ >= 0) close(main_);
     if (sources_ >= 0) close(sources_);
+    if (again_ >= 0) close(again_);
     throw std::system_error(error, std::generic_category(), what);
   };
   if ((main_ = epoll_create1(EPOLL_CLOEXEC)) < 0 || (sources_ = epoll_create1(EPOLL_CLOEXEC)) < 0) {
     fail("epoll_create1");
+  }
+  if ((again_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 ||
+      !watch(main_, EPOLL_CTL_ADD, again_, EPOLLIN, kAgainTag)) {
+    fail("eventfd");
   }
   fcntl(port, F_SETFL, fcntl(port, F_GETFL) | O_NONBLOCK);
   port_events_ = EPOLLIN;
@@ -68,6 +76,7 @@ Mux::Mux(Side side, int port, MuxOwner& owner, size_t max_channels)
 
 Mux::~Mux() {
   for (auto& [id, channel] : channels_) close(channel->fd);
+  close(again_);
   close(sources_);
   close(main_);
 }
@@ -88,10 +97,16 @@ bool Mux::run() {
   epoll_event events[64];
   const int count = epoll_wait(main_, events, 64, 0);
   bool port = false;
+  opens_ = 0;
   for (int i = 0; i < count; i++) {
     const uint64_t tag = events[i].data.u64;
     if (tag == kPortTag) {
       port = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
+    } else if (tag == kAgainTag) {
+      eventfd_t ignored;
+      eventfd_read(again_, &ignored);
+      port = true;
+      parse();
     } else if (tag != kSourcesTag) {
       if (Channel* channel = find(static_cast<uint32_t>(tag - 1))) deliver(*channel);
     }
@@ -131,7 +146,7 @@ void Mux::read_port() {
     hung_up_ = hung_up_ || is_gone();
     return;
   }
-  while (total < kReadPerRun && out_.size() <= kOutMost) {
+  while (total < kReadPerRun && out_.size() <= kOutMost && opens_ < kOpensPerRun) {
     const ssize_t got = read(port_, in_.room(kReadAtOnce), kReadAtOnce);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -153,8 +168,11 @@ bool Mux::is_gone() const {
   return poll(&state, 1, 0) > 0 && (state.revents & (POLLHUP | POLLERR)) != 0;
 }
 
+void Mux::come_again() { eventfd_write(again_, 1); }
+
 void Mux::parse() {
   for (;;) {
+    if (opens_ >= kOpensPerRun) return come_again();
     if (scanning_ && !find_hello()) return;
     if (in_.size() < sizeof(MuxHeader)) return;
     MuxHeader header;
@@ -291,6 +309,7 @@ bool Mux::take_frame(const MuxHeader& header, const uint8_t* body) {
 bool Mux::take_open(uint32_t id) {
   if (id <= highest_) return bad("channel " + std::to_string(id) + " was opened twice");
   highest_ = id;
+  opens_++;
   std::string why;
   if (channels_.size() >= max_channels_) {
     send_close(id, "the virtual machine already has " + std::to_string(max_channels_) +

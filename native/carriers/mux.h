@@ -112,12 +112,13 @@ class Mux {
   // lets that much gather: without it there is data and at most a few small frames per channel.
   static constexpr size_t kOutMost = 1 << 20;
   // What epoll says; channels' tags follow.
-  static constexpr uint64_t kPortTag = 0, kSourcesTag = 1;
+  static constexpr uint64_t kPortTag = 0, kSourcesTag = 1, kAgainTag = UINT64_MAX;
   static constexpr uint64_t tag_of(uint32_t channel) { return uint64_t{channel} + 1; }
   static bool watch(int epoll, int operation, int fd, uint32_t events, uint64_t tag);
 
   void read_port();
   bool is_gone() const;
+  void come_again();
   void parse();
   bool find_hello();  // false: more has to be read
   bool take_frame(const MuxHeader& header, const uint8_t* body);
@@ -157,6 +158,8 @@ class Mux {
   const size_t max_channels_;
   int main_ = -1;     // the port, sockets that have to take something, and `sources_`
   int sources_ = -1;  // sockets that may be read
+  int again_ = -1;    // readable: run() left something undone
+  int opens_ = 0;     // channels opened in this run
   bool watching_sources_ = false;
   uint32_t port_events_ = 0;
 

@@ -412,7 +412,8 @@ void feed(End& host, const std::string& bytes) {
     at += sent > 0 ? static_cast<size_t>(sent) : 0;
     ASSERT_TRUE(host.mux->run());
     const ssize_t got = recv(host.outside, sink, sizeof sink, MSG_DONTWAIT);
-    idle = sent <= 0 && got <= 0 ? idle + 1 : 0;
+    pollfd more{host.mux->fd(), POLLIN, 0};
+    idle = sent <= 0 && got <= 0 && poll(&more, 1, 0) == 0 ? idle + 1 : 0;
   }
 }
 
@@ -501,6 +502,21 @@ TEST(MuxHostile, WhoNeverReadsFillsNoMemory) {
   }
   EXPECT_GT(sent, 1u << 20);
   EXPECT_LT(most, 4u << 20);
+}
+
+// Each opening makes sockets: the owner's other work is not kept waiting for thousands of them.
+TEST(MuxHostile, FewChannelsAreOpenedAtOnceAndNoneIsForgotten) {
+  End host(Mux::Side::kHost);
+  feed(host, hello_frame(kEpoch));
+  std::string bytes;
+  for (uint32_t c = 1; c <= 500; c++) bytes += frame(kEpoch, c, 2, "");
+  ASSERT_EQ(send(host.outside, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  ASSERT_TRUE(host.mux->run());
+  EXPECT_GT(host.sockets.size(), 0u);
+  EXPECT_LE(host.sockets.size(), 32u);
+  feed(host, "");
+  EXPECT_EQ(host.sockets.size(), 500u);
+  EXPECT_EQ(host.faults, 0);
 }
 
 // Every channel sends all that it may, and nobody reads on the host.
