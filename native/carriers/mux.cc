@@ -101,7 +101,7 @@ bool Mux::run() {
   for (int i = 0; i < count; i++) {
     const uint64_t tag = events[i].data.u64;
     if (tag == kPortTag) {
-      port = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
+      port = port || (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
     } else if (tag == kAgainTag) {
       eventfd_t ignored;
       eventfd_read(again_, &ignored);
