@@ -10,6 +10,7 @@
 #include "broker/leases.h"
 #include "broker/loop.h"
 #include "broker/sessions.h"
+#include "broker/status.h"
 #include "broker/workers.h"
 
 namespace gpupool::broker {
@@ -49,6 +50,7 @@ class Broker {
   DeviceTable devices_;
   Door door_;
   SessionTable sessions_;
+  StatusDesk status_;
   ControlSocket control_;
 
   uint64_t generation_ = 0;             // in force
