@@ -1,14 +1,17 @@
 // libnvidia-ml.so.1 of applications: the slices of the lease, as the broker tells them. It opens no
 // session, and no connection is kept: a question is a connection of its own, so that fork() and a
 // restart of the broker do no harm.
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -30,7 +33,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFresh{50};
 // When a lease asks too often: what was known before will do, if it is not older than this.
 constexpr milliseconds kStale{5000};
-constexpr milliseconds kPatience{100};
+constexpr milliseconds kPause{1000};    // before it is asked again, then
+constexpr milliseconds kPatience{100};  // the same where nothing is known yet
 constexpr int kAttempts = 20;
 constexpr int kTimeoutMs = 10000;
 
@@ -53,29 +57,15 @@ std::string uuid_text(const wire::DeviceSnapshot& snapshot) {
   return "GPU-" + wire::format_uuid(uuid);
 }
 
-// The lease's state of at most kFresh ago.
+// How the lease does, as it was told at most kFresh ago.
 class Lease {
  public:
-  static Lease& get() {
-    static Lease* const lease = new Lease;
-    return *lease;
-  }
+  static Lease& get() { return *instance.load(); }
 
-  // Asks now, whatever is known.
-  std::optional<wire::Status> ask_again(bool speak) {
+  // `speak`: say what is wrong.
+  std::optional<wire::Status> ask(bool speak = true) {
     std::lock_guard guard(lock_);
-    known_.reset();
-    return ask_locked(speak);
-  }
-
-  std::optional<wire::Status> ask() {
-    std::lock_guard guard(lock_);
-    return ask_locked(true);
-  }
-
- private:
-  std::optional<wire::Status> ask_locked(bool speak) {
-    if (known_ && Clock::now() - known_at_ < kFresh) return known_;
+    if (known_for(kFresh) || (Clock::now() < not_before_ && known_for(kStale))) return known_;
     std::string why;
     const auto lease = wire::load_lease_from_environment(&why);
     if (!lease) return complain(speak, "no lease: " + why);
@@ -89,13 +79,23 @@ class Lease {
         return known_;
       }
       if (!result.refused || result.code != wire::RefusalCode::kLimit) break;
-      if (known_ && Clock::now() - known_at_ < kStale) return known_;
+      not_before_ = Clock::now() + kPause;
+      if (known_for(kStale)) return known_;
       if (attempt == kAttempts) break;
       std::this_thread::sleep_for(kPatience);
     }
     known_.reset();
     return complain(speak, result.message);
   }
+
+ private:
+  // Another thread of the parent may have been asking: its locks will not be released here.
+  static void after_fork_in_child() {
+    instance.store(new Lease);
+    new (&library().mutex) std::mutex;
+  }
+
+  bool known_for(milliseconds time) const { return known_ && Clock::now() - known_at_ < time; }
 
   // Once, not for every value that a tool would like to have.
   std::nullopt_t complain(bool speak, const std::string& why) {
@@ -104,11 +104,16 @@ class Lease {
     return std::nullopt;
   }
 
+  static std::atomic<Lease*> instance;
+  static const int watched;
   std::mutex lock_;
   std::optional<wire::Status> known_;
-  Clock::time_point known_at_;
+  Clock::time_point known_at_, not_before_;
   bool complained_ = false;
 };
+
+std::atomic<Lease*> Lease::instance{new Lease};
+const int Lease::watched = (library(), pthread_atfork(nullptr, nullptr, after_fork_in_child));
 
 class SliceDevice final : public Device {
  public:
@@ -176,7 +181,7 @@ nvmlReturn_t start(Library& library) {
   // As with cuInit: a program that was given a lease is told what is wrong with it; others just see
   // that there is no driver.
   const bool speak = client::log_chosen() || getenv("GPUPOOL_LEASE_FILE") != nullptr;
-  const auto status = Lease::get().ask_again(speak);
+  const auto status = Lease::get().ask(speak);
   if (!status) return kDriverNotLoaded;
   const bool same = std::equal(library.devices.begin(), library.devices.end(),
                                status->devices.begin(), status->devices.end(),

@@ -220,6 +220,33 @@ def test_a_restarted_broker_is_found_again(pool: Pool) -> None:
         wait_for("the broker's state", lambda: ask() == 4096 * MIB)
 
 
+def test_nvml_goes_on_in_a_forked_child(shared_pool: Pool) -> None:
+    """Also when another thread of the parent is asking at that moment."""
+    code = (
+        "import os, pynvml as nv, signal, threading\n"
+        "def poll():\n"
+        "    while not done.is_set():\n"
+        "        nv.nvmlInit(); nv.nvmlShutdown()\n"
+        "done = threading.Event()\n"
+        "thread = threading.Thread(target=poll)\n"
+        "thread.start()\n"
+        "for _ in range(30):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        signal.alarm(20)\n"
+        "        nv.nvmlLib = None; nv.libLoadLock = threading.Lock()\n"  # pynvml's own
+        "        nv.nvmlInit()\n"
+        "        handle = nv.nvmlDeviceGetHandleByIndex(0)\n"
+        "        os._exit(nv.nvmlDeviceGetMemoryInfo(handle).total >> 30)\n"
+        "    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "    print(code)\n"
+        "    if code != 4: break\n"
+        "done.set(); thread.join()\n"
+    )
+    done = shared_pool.run("main", [sys.executable, "-c", code])
+    assert done.stdout.split() == ["4"] * 30, done.stderr
+
+
 def test_gpustat_shows_the_slice(shared_pool: Pool) -> None:
     with shared_pool.started("main", [*PROGRAM, "100"]) as process:
         told = first_line(process)
