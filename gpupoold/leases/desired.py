@@ -86,6 +86,9 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
             consumer=f"user {lease.owner_uid}",
             slices=[_slice_message(piece) for piece in pieces],
         )
+        if lease.kind == LeaseKind.OWNER and desired.settings.cdi_dir:
+            message.socket.name = pieces[0].virtual_uuid
+            message.socket.uid = lease.owner_uid
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
         if lease.kind == LeaseKind.RUN:

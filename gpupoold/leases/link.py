@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from gpupoold.conf import Settings
-from gpupoold.errors import PoolError
+from gpupoold.errors import PoolError, StateError
 from gpupoold.gpus import Driver
 from gpupoold.leases import broker_pb2 as pb
 from gpupoold.leases.broker import BrokerClient
@@ -104,7 +104,9 @@ class BrokerLink:
                 return
             try:
                 self.client.push()
-            except PoolError as error:
+            except (PoolError, StateError) as error:
+                if self._stopping:  # the state is closed by now
+                    return
                 LOG.warning("the state was not pushed: %s", error)
 
     def desired(self) -> Desired:

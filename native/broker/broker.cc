@@ -69,6 +69,7 @@ Broker::Broker(const BrokerOptions& options)
                     }}),
       sessions_(loop_, door_, leases_, devices_, workers_, events_),
       status_(door_, leases_, devices_, sessions_),
+      slice_sockets_(door_, options.run_dir),
       control_(loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
                {[this] { on_connect(); }, [this] { events_.connect({}); },
                 [this](const ToBroker& message) { on_message(message); }}) {
@@ -212,6 +213,7 @@ void Broker::apply(uint64_t request, const Push& push) {
   status_.set_driver_version(settings.driver_version());
   workers_.configure(settings);
   leases_.apply(*desired, applied);
+  slice_sockets_.apply(leases_.leases(), applied);
   devices_.configure(desired->gpus, workers_.driver_identity());
   std::vector<std::string> usable;
   for (const auto& [gpu, device] : devices_.devices()) {

@@ -10,6 +10,7 @@
 #include "broker/leases.h"
 #include "broker/loop.h"
 #include "broker/sessions.h"
+#include "broker/slice_sockets.h"
 #include "broker/status.h"
 #include "broker/workers.h"
 
@@ -51,6 +52,7 @@ class Broker {
   Door door_;
   SessionTable sessions_;
   StatusDesk status_;
+  SliceSockets slice_sockets_;
   ControlSocket control_;
 
   uint64_t generation_ = 0;             // in force

@@ -447,7 +447,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags) {
   Context* context;
   if (const CUresult e = enter(&context)) return e;
   REQUIRE(flags == 0);
-  if (find_context(handle) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const Context* peer = find_context(handle);
+  if (peer == nullptr || peer == context) return CUDA_ERROR_INVALID_CONTEXT;
   return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 }
 

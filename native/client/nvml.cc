@@ -2,7 +2,6 @@
 // session, and no connection is kept: a question is a connection of its own, so that fork() and a
 // restart of the broker do no harm.
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
@@ -180,7 +179,7 @@ class SliceDevice final : public Device {
 nvmlReturn_t start(Library& library) {
   // As with cuInit: a program that was given a lease is told what is wrong with it; others just see
   // that there is no driver.
-  const bool speak = client::log_chosen() || getenv("GPUPOOL_LEASE_FILE") != nullptr;
+  const bool speak = client::log_chosen() || wire::lease_was_given();
   const auto status = Lease::get().ask(speak);
   if (!status) return kDriverNotLoaded;
   const bool same = std::equal(library.devices.begin(), library.devices.end(),

@@ -115,7 +115,7 @@ CUresult Process::init(unsigned flags) {
 CUresult Process::connect() {
   std::string why;
   // A program that was given a lease is told what is wrong with it; others just see no device.
-  const bool speak = log_chosen() || getenv("GPUPOOL_LEASE_FILE") != nullptr;
+  const bool speak = log_chosen() || wire::lease_was_given();
   auto lease = wire::load_lease_from_environment(&why);
   if (!lease) {
     if (speak) log(Level::kError, "no lease: %s", why.c_str());

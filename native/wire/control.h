@@ -33,7 +33,7 @@ struct HelloBody {
   uint16_t minor;
   uint16_t minor_min;
   uint16_t purpose;   // ConnectionPurpose
-  uint8_t lease[16];  // the lease's uuid
+  uint8_t lease[16];  // the lease's uuid; 0: that which the socket stands for (the key is 0, too)
   uint8_t client_nonce[32];
   uint8_t session[16];  // kDevice: the session's id from its kWelcome; else 0
   uint32_t device;      // kDevice: ordinal of the slice in the lease; else 0

@@ -158,6 +158,9 @@ class SessionState final : private Frames::Deputy {
     if (stream->non_blocking && stream->fence_seen != context->fence) [[unlikely]] {
       pass_fence(context, stream);
     }
+    // What the free waited for may be over by now: later work finds the memory gone, as in CUDA.
+    if (!pending_frees_.empty()) [[unlikely]]
+      free_ready(false);
     if (!stream->busy) {
       stream->busy = true;
       context->busy.push_back(stream);

@@ -223,11 +223,12 @@ uint64_t Context::submit(const std::shared_ptr<Stream>& stream, Stream::Work wor
   return stream->submit(order(*stream), std::move(work));
 }
 
-void Context::submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work) {
+void Context::submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,
+                           const Stream::Point& point) {
   std::unique_lock lock(order_mutex_);
   auto dependencies = order(*stream);
-  if (dependencies.empty() && stream->run_now([&] { lock.unlock(); }, work)) return;
-  stream->submit(std::move(dependencies), work);
+  if (dependencies.empty() && stream->run_now([&] { lock.unlock(); }, work, point)) return;
+  stream->submit(std::move(dependencies), work, point);
 }
 
 CUresult Context::perform(const std::shared_ptr<Stream>& stream, const Stream::Work& work) {

@@ -108,7 +108,11 @@ class Context {
   // Puts work into a stream, after what CUDA's rules for default streams put in front of it.
   uint64_t submit(const std::shared_ptr<Stream>& stream, Stream::Work work);
   // The same for short work that nobody waits long for: done at once when nothing is in front.
-  void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work);
+  void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,
+                    const Stream::Point& point = nullptr);
+  void record(const std::shared_ptr<Stream>& stream, const Stream::Point& point) {
+    submit_short(stream, [] {}, point);
+  }
   // Submits and waits. Returns the context's fault, if any.
   CUresult perform(const std::shared_ptr<Stream>& stream, const Stream::Work& work);
   void wait_idle();
@@ -145,6 +149,8 @@ struct Driver {
 
 // The driver of this process: CUDA_SUCCESS after cuInit, else the error that every call returns.
 CUresult driver_status();
+// Calls a function of the program's that a stream has reached: CUDA's calls in it are refused.
+void call_host_function(const std::function<void()>& function);
 Driver& driver();
 
 CUresult find_device(CUdevice ordinal, Device** device);

@@ -244,7 +244,7 @@ class SimulatedExecutable final : public Executable {
       *step = [fill](const Run& run) { guarded(run, fill); };
     } else if (const auto* host = std::get_if<HostWork>(&*node.work)) {
       *step = [function = host->function, data = host->data](const Run& run) {
-        if (run.context->status() == CUDA_SUCCESS) function(data);
+        if (run.context->status() == CUDA_SUCCESS) call_host_function([=] { function(data); });
       };
     } else if (const auto* record = std::get_if<RecordWork>(&*node.work)) {
       GPUPOOL_TRY(take_event(index, record->event));
