@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import struct
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gpupoold import paths
 from tests.functional import wire
 from tests.functional.broker_host import MIB, BrokerHost, Session, make_lease
 from tests.functional.wire import Closed, Connection, Refused
@@ -184,3 +188,52 @@ def test_a_question_waits_for_the_driver(tmp_path: Path) -> None:
         told = ask(host.client_lease(lease))
         assert told.slices == [(64 * MIB, 0, NOT_MEASURED)]
         assert told.driver_version == ""
+
+
+def test_nvml_has_a_device_for_each_slice(host: BrokerHost, tmp_path: Path) -> None:
+    lease = make_lease(memory=96 * MIB, slices=3)
+    host.push(lease)
+    known = host.client_lease(lease)
+    file = tmp_path / "lease.json"
+    file.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "lease": str(uuid.UUID(bytes=lease.id)),
+                "key": lease.key.hex(),
+                "carriers": [{"kind": "unix", "path": known.path}],
+            }
+        )
+    )
+    code = (
+        "import json, pynvml as nv\n"
+        "nv.nvmlInit()\n"
+        "devices = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]\n"
+        "try: nv.nvmlDeviceGetHandleByIndex(len(devices))\n"
+        "except nv.NVMLError_InvalidArgument: pass\n"
+        "print(json.dumps([[nv.nvmlDeviceGetUUID(d), nv.nvmlDeviceGetPciInfo(d).busId,\n"
+        "                   nv.nvmlDeviceGetMemoryInfo(d).used,\n"
+        "                   len(nv.nvmlDeviceGetComputeRunningProcesses(d)),\n"
+        "                   nv.nvmlDeviceGetP2PStatus(devices[0], d, 0)] for d in devices]))\n"
+    )
+    with Session(known) as session:
+        session.ask(f"charge {4 * MIB}", device=2)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={
+                "PATH": os.environ["PATH"],
+                "LD_LIBRARY_PATH": str(paths.client_directory()),
+                "GPUPOOL_LEASE_FILE": str(file),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    ids = ["GPU-" + str(uuid.UUID(bytes=piece.id)) for piece in lease.slices]
+    assert json.loads(done.stdout) == [
+        [ids[0], "00000001:02:03.0", 0, 0, 0],
+        [ids[1], "00000001:03:03.0", 0, 0, 5],
+        [ids[2], "00000001:04:03.0", 4 * MIB, 1, 5],
+    ]
