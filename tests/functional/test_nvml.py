@@ -283,3 +283,28 @@ def test_every_function_of_the_bindings_is_there(which: str) -> None:
     assert len(names) > 300
     library = ctypes.CDLL(str(paths.native_directory() / which / "libnvidia-ml.so.1"))
     assert [name for name in sorted(names) if not hasattr(library, name)] == []
+
+
+EVERY_FUNCTION = """
+import ctypes, re, sys
+import pynvml as nv
+nv.nvmlInit()
+card = nv.nvmlDeviceGetHandleByIndex(0)
+library = ctypes.CDLL("libnvidia-ml.so.1")
+names = set(re.findall(r'FunctionPointer\\("(nvml\\w+)"', open(nv.__file__).read()))
+for name in sorted(names - {"nvmlInitWithFlags", "nvmlInit_v2", "nvmlShutdown", "nvmlErrorString"}):
+    firsts = [None]
+    if name.startswith("nvmlDevice") and not re.match("nvmlDeviceGet(Count|HandleBy)", name):
+        firsts += [card, ctypes.c_void_p(0x1234)]
+    for first in firsts:
+        if getattr(library, name)(first, None, None, None, None, None) == 0:
+            print(name, first)
+"""
+
+
+def test_null_pointers_and_strange_handles_are_errors(shared_pool: Pool) -> None:
+    for done in (
+        shared_pool.run("main", [sys.executable, "-c", EVERY_FUNCTION]),
+        shared_pool.direct([sys.executable, "-c", EVERY_FUNCTION]),
+    ):
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
