@@ -74,6 +74,7 @@ RUNTIME_PROGRAMS = [
     Program("reduction", "cuda"),
     Program("block_scan", "cuda"),
     Program("histogram", "cuda"),
+    Program("int128", "cuda"),
     Program("bitonic_sort", "cuda"),
     Program("transpose", "cuda"),
     Program("nbody", "cuda"),
