@@ -11,6 +11,7 @@
 #include "broker/loop.h"
 #include "broker/sessions.h"
 #include "broker/slice_sockets.h"
+#include "broker/status.h"
 #include "broker/workers.h"
 
 namespace gpupool::broker {
@@ -50,6 +51,7 @@ class Broker {
   DeviceTable devices_;
   Door door_;
   SessionTable sessions_;
+  StatusDesk status_;
   SliceSockets slice_sockets_;
   ControlSocket control_;
 

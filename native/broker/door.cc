@@ -216,6 +216,15 @@ Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, 
   return std::move(guest->fd_);
 }
 
+void Door::answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
+                  const std::string& frame) {
+  if (guest->gone()) return;
+  guest->handshake_.welcome({}, 0, 0, devices);
+  guest->handshake_.output() += frame;
+  flush(guest);
+  drop(guest);
+}
+
 void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {
   if (guest->gone()) return;
   log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) +

@@ -71,6 +71,9 @@ class Door {
   // has gone.
   Fd welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
              const std::vector<wire::DeviceSnapshot>& devices);
+  // Sends kWelcome and one frame more, and closes the connection.
+  void answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
+              const std::string& frame);
   void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence);
 
  private:

@@ -360,7 +360,8 @@ void ServerHandshake::on_hello() {
                       version(kProtocolMajor, kProtocolMinorMin, kProtocolMinor));
   }
   const auto purpose = static_cast<ConnectionPurpose>(hello_.purpose);
-  if (purpose != ConnectionPurpose::kSession && purpose != ConnectionPurpose::kDevice) {
+  if (purpose != ConnectionPurpose::kSession && purpose != ConnectionPurpose::kDevice &&
+      purpose != ConnectionPurpose::kStatus) {
     return refuse(RefusalCode::kBadFrame, "the Hello has an unknown purpose");
   }
   const auto key = key_of_client();

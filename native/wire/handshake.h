@@ -86,7 +86,7 @@ struct HandshakeResult {
   Uuid session{};
   uint32_t epoch = 0;  // of the frames that follow
   uint64_t initial_credit = 0;
-  std::vector<DeviceSnapshot> devices;  // kSession
+  std::vector<DeviceSnapshot> devices;  // kSession, kStatus
 };
 
 // Runs the client's side over an open stream; blocks at most about `timeout_ms` in all.
