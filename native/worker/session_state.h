@@ -88,6 +88,12 @@ struct GraphExec {
   std::vector<uint8_t> description;  // while it, or an update, is coming in
 };
 
+// Memory that the driver sets aside for a context as its limit says.
+struct LimitCharge {
+  uint64_t own = 0;      // the driver's own value, which is the context's
+  uint64_t charged = 0;  // what the program asked for beyond it
+};
+
 struct Context {
   CUcontext driver = nullptr;
   uint32_t id = 0;  // wire id
@@ -102,6 +108,7 @@ struct Context {
   // the legacy stream wait for the event first.
   uint64_t fence = 0, fence_recorded = 0;
   CUevent fence_event = nullptr;
+  std::map<CUlimit, LimitCharge> limits;
 };
 
 struct Command {
@@ -277,7 +284,9 @@ class SessionState final : private Frames::Deputy {
   std::vector<PendingFree> pending_frees_;
   std::vector<CUevent> spare_events_;
   Staging staging_;
-  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait};
+  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait, [this](const std::string& text) {
+                          send_text(wire::EventKind::kPrintf, 0, text);
+                        }};
   OutputCapture reports_{STDERR_FILENO, OutputCapture::Kind::kTee};
   OutgoingCopies outgoing_;
   HostFunctions host_functions_;
