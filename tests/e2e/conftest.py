@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
 from tests.e2e.host import Host
 from tests.e2e.image import Image, make_image
+
+
+def pytest_sessionstart() -> None:
+    # `timeout`, as tox has it, ends this process so: the machines end, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: pytest.exit("terminated", 143))
 
 
 @pytest.fixture(scope="session")

@@ -102,11 +102,13 @@ class Host:
             stream.write("\nnamespaces = [ ]\n")
         Path("/run/libvirt").mkdir(exist_ok=True)
         self._keeper = subprocess.Popen(
-            ["unshare", "--mount", sys.executable, str(KEEPER), str(self.root)],
+            ["unshare", "--mount", sys.executable, str(KEEPER), *map(str, (self.root, self.pool.root))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
+            env=self.pool.environment,
+            start_new_session=True,  # a signal for all of the test's processes is not for it
         )
         assert self._keeper.stdout is not None
         assert int(self._keeper.stdout.readline()) == self._keeper.pid
@@ -143,11 +145,13 @@ class Host:
                 for domain in self.connection.listAllDomains():
                     with contextlib.suppress(libvirt.libvirtError):
                         domain.destroy()
+            with contextlib.suppress(libvirt.libvirtError):
+                self.connection.close()
+        self.pool.stop()
         if self._keeper is not None:
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
             self._keeper.wait(60)
-        self.pool.stop()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def inside(self, path: str) -> Path:
@@ -157,7 +161,13 @@ class Host:
 
     def logs(self) -> str:
         """For a test that failed."""
-        return self.pool.log_tails(80)
+        noise = re.compile(r" (DEBUG|INFO) grpc\.")
+        parts = [line for line in self.pool.log_tails(400).splitlines() if not noise.search(line)]
+        for path in [self.root / "daemons.log", *sorted((self.root / "log" / "qemu").glob("*.log"))]:
+            with contextlib.suppress(OSError):
+                tail = path.read_text(errors="replace").splitlines()[-40:]
+                parts += [f"--- {path.name}", *tail]
+        return "\n".join(parts)
 
     # ---- virtual machines -----------------------------------------------------------------------
 

@@ -26,13 +26,18 @@ mount -t devtmpfs dev /dev
 while read -r module; do insmod "/lib/modules/$module"; done < /etc/modules
 echo 1 > /proc/sys/kernel/sysrq
 echo "the guest is up"
-while true; do
+port=
+until [ -c "$port" ]; do
   for name in /sys/class/virtio-ports/*/name; do
-    [ "$(cat "$name")" = {SHELL_PORT} ] || continue
-    port=/dev/$(basename "$(dirname "$name")")
-    setsid sh 0<>"$port" 1>&0 2>&0
+    if [ "$(cat "$name")" = {SHELL_PORT} ]; then port=/dev/$(basename "$(dirname "$name")"); fi
   done
-  sleep 1
+  sleep 0.2
+done
+# Held open all the time: at a port's last close the kernel throws away what has arrived already.
+exec 3<>"$port"
+while true; do
+  setsid sh <&3 >&3 2>&3
+  sleep 0.1
 done
 """
 
