@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -15,8 +17,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Behind the installed packages: the tests use the gpupool that was built and installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.e2e.host import Host
+from tests.e2e.host import Host, until
 from tests.e2e.image import Image, make_image
+from tests.e2e.looks import guests
+
+NUMBERS = itertools.count(1)
 
 
 def pytest_sessionstart() -> None:
@@ -35,3 +40,23 @@ def host(image: Image) -> Iterator[Host]:
     """A host for all tests that leave it as they found it."""
     with Host(image) as own:
         yield own
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, host: Host) -> Iterator[str]:
+    """A domain's name; whatever the test leaves of it is removed, and nothing may remain."""
+    failed = request.session.testsfailed
+    yield f"vm{next(NUMBERS)}"
+    if request.session.testsfailed != failed:
+        print(host.logs())
+    if host.pool.broker is None or host.pool.broker.poll() is not None:
+        return  # the signal that ends the tests has ended it
+    if host.pool.daemon is None or host.pool.daemon.poll() is not None:
+        host.pool.start_daemon()
+    for domain in host.connection.listAllDomains():
+        if domain.isActive():
+            domain.destroy()
+        domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
+    until(lambda: not guests(host), "the end of all leases")
+    for piece in host.pool.ctl_json("slice", "list"):
+        host.pool.ctl("slice", "delete", piece["name"], check=True)

@@ -31,7 +31,7 @@ from tests.e2e.image import SHELL_PORT, Image
 T = TypeVar("T")
 ETC = Path(__file__).resolve().parents[2] / "etc" / "libvirt"
 #: a busy machine is some times slower than a quiet one
-PATIENCE = 240.0
+PATIENCE = 120.0
 
 libvirt.registerErrorHandler(lambda context, error: None, None)
 
@@ -102,7 +102,13 @@ class Host:
             stream.write("\nnamespaces = [ ]\n")
         Path("/run/libvirt").mkdir(exist_ok=True)
         self._keeper = subprocess.Popen(
-            ["unshare", "--mount", sys.executable, str(KEEPER), *map(str, (self.root, self.pool.root))],
+            [
+                "unshare",
+                "--mount",
+                sys.executable,
+                str(KEEPER),
+                *map(str, (self.root, self.pool.root)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -163,7 +169,10 @@ class Host:
         """For a test that failed."""
         noise = re.compile(r" (DEBUG|INFO) grpc\.")
         parts = [line for line in self.pool.log_tails(400).splitlines() if not noise.search(line)]
-        for path in [self.root / "daemons.log", *sorted((self.root / "log" / "qemu").glob("*.log"))]:
+        for path in [
+            self.root / "daemons.log",
+            *sorted((self.root / "log" / "qemu").glob("*.log")),
+        ]:
             with contextlib.suppress(OSError):
                 tail = path.read_text(errors="replace").splitlines()[-40:]
                 parts += [f"--- {path.name}", *tail]
@@ -182,6 +191,10 @@ class Host:
         devices: str = "",
     ) -> str:
         """A definition."""
+        if machine == "q35":
+            # Two that its own devices take, and one for what comes later.
+            ports = "<controller type='pci' model='pcie-root-port'/>" * 3
+            devices += f"<controller type='pci' model='pcie-root'/>{ports}"
         return f"""<domain type='qemu'>
   <name>{name}</name>
   <uuid>{identity or uuid.uuid4()}</uuid>
@@ -260,7 +273,7 @@ class Machine:
         finally:
             os.close(directory)
         connection.settimeout(seconds)
-        connection.sendall(f"{command}; echo {mark}'-end'\n".encode())
+        connection.sendall(f"{command.strip()}\necho {mark}'-end'\n".encode())
         data = b""
         while f"{mark}-end".encode() not in data:
             chunk = connection.recv(65536)

@@ -3,8 +3,8 @@
 Lays ROOT/etc, ROOT/var, ROOT/log over libvirt's directories, then starts what its standard input
 asks for (a JSON list of words per line) and answers with the process id. QEMU processes, which
 libvirtd leaves to the nearest reaper, are its children too: libvirt waits until an ended one is
-reaped, and not every machine's first process does that soon. At the end of its input, also where the
-test was killed, it ends all of them and removes what they and the pool in POOL made.
+reaped, and not every machine's first process does that soon. At the end of its input, also where
+the test was killed, it ends all of them and removes what they and the pool in POOL made.
 """
 
 from __future__ import annotations
