@@ -50,14 +50,14 @@ def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T
 class Host:
     """One host of a pool: broker, gpupoold and libvirtd; a context manager."""
 
-    def __init__(self, image: Image, *, attach_devices: bool = True) -> None:
+    def __init__(self, image: Image, *, sandbox: type[Sandbox] = Sandbox) -> None:
         self.image = image
         self.root = Path(tempfile.mkdtemp(prefix="gpe2e-", dir="/tmp"))
         self.root.chmod(0o755)
         self.uri = f"qemu:///system?socket={self.root}/sock/libvirt-sock"
-        self.pool = Sandbox(
+        self.pool = sandbox(
             options={
-                "libvirt": {"uri": self.uri, "attach_devices": attach_devices, "interval": 5},
+                "libvirt": {"uri": self.uri, "interval": 5},
                 "DEFAULT": {"debug": "true"},
             }
         )
@@ -189,8 +189,14 @@ class Host:
         identity: str = "",
         crash: str = "destroy",
         devices: str = "",
+        shell: bool = True,
     ) -> str:
-        """A definition."""
+        """A definition. shell: with the channel that `Machine.sh` needs."""
+        if shell:
+            devices += (
+                "<channel type='unix'><source mode='bind'/>"
+                f"<target type='virtio' name='{SHELL_PORT}'/></channel>"
+            )
         if machine == "q35":
             # Two that its own devices take, and one for what comes later.
             ports = "<controller type='pci' model='pcie-root-port'/>" * 3
@@ -211,7 +217,6 @@ class Host:
     <serial type='file'><source path='/var/log/libvirt/qemu/{name}-console.log'/></serial>
     <memballoon model='none'/>
     <panic model='isa'/>
-    <channel type='unix'><source mode='bind'/><target type='virtio' name='{SHELL_PORT}'/></channel>
     {devices}
   </devices>
 </domain>"""

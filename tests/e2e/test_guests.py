@@ -62,16 +62,6 @@ def test_a_start_grants_a_lease_with_devices_that_the_guest_uses(host, name, mac
     assert host.pool.ctl_json("slice", "list") == []
 
 
-def test_a_start_that_cannot_be_served_is_refused_with_the_reason(host, name):
-    with pytest.raises(libvirt.libvirtError, match=r"gpupool: no GPU has room for 20 % and 99"):
-        host.start(name, sized(20, 99_000_000))
-    assert guests(host) == [] and leases(host) == []
-    with pytest.raises(libvirt.libvirtError, match="there is no slice missing"):
-        host.start(name + "b", named("missing"))
-    with pytest.raises(libvirt.libvirtError, match="has no attribute memroy"):
-        host.start(name + "c", sized().replace("memory", "memroy"))
-
-
 def test_a_hand_made_slice_moves_to_the_machine_and_back(host, name):
     host.pool.ctl(
         "slice", "create", "--name", "mine", "--compute", "10", "--memory", "512", check=True
@@ -87,17 +77,6 @@ def test_a_hand_made_slice_moves_to_the_machine_and_back(host, name):
     gone(host, name, guest["region"])
     (lease,) = host.pool.ctl_json("lease", "list")
     assert lease["kind"] == "owner" and lease["slices"] == ["mine"]
-
-
-def test_a_machine_without_request_starts_while_gpupoold_is_down(host, name):
-    host.pool.end_daemon()
-    machine = host.start(name)
-    assert machine.domain.isActive()
-    machine.domain.destroy()
-    with pytest.raises(libvirt.libvirtError, match="gpupool: gpupoold does not run"):
-        host.start(name + "b", sized())
-    host.pool.start_daemon()
-    assert guests(host) == []
 
 
 @pytest.mark.parametrize("machine_type", ["pc", "q35"])
