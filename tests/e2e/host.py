@@ -99,7 +99,8 @@ class Host:
             )
         with (self.root / "etc" / "qemu.conf").open("a") as stream:
             # A namespace of each machine would take the mount over /dev/kvm along, and fails.
-            stream.write("\nnamespaces = [ ]\n")
+            # Control groups would be among those of the machine's own libvirt.
+            stream.write("\nnamespaces = [ ]\ncgroup_controllers = [ ]\n")
         Path("/run/libvirt").mkdir(exist_ok=True)
         self._keeper = subprocess.Popen(
             [

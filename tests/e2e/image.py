@@ -65,26 +65,38 @@ def _output(*command: str, cwd: Path | None = None) -> str:
     ).stdout
 
 
-def make_image() -> Image:
-    """The image; downloads and builds what the cache lacks."""
-    trees = sorted(cache_directory().glob("linux-image-*[!0-9]"))  # not the half-made ones
-    if trees:
-        package = trees[-1].name
-    else:
-        shown = _output("apt-cache", "depends", KERNEL_META)
-        package = re.findall(r"Depends: (linux-image-\S+)", shown)[0]
-    version = package.removeprefix("linux-image-")
-    tree = cache_directory() / package
-    if not tree.exists():
-        fresh = cache_directory() / f"{package}.{os.getpid()}"
-        fresh.mkdir()
-        fresh.chmod(0o755)
+def _download_kernel() -> Path:
+    """The unpacked package of the newest kernel that apt knows, named after it."""
+    shown = _output("apt-cache", "depends", KERNEL_META)
+    package = re.findall(r"Depends: (linux-image-\S+)", shown)[0]
+    fresh = cache_directory() / f"new-{os.getpid()}-{package}"
+    fresh.mkdir()
+    fresh.chmod(0o755)
+    try:
         _output("apt-get", "download", "-qq", package, cwd=fresh)
         (archive,) = fresh.glob("*.deb")
         _output("dpkg-deb", "-x", str(archive), str(fresh))
         archive.unlink()
-        _output("depmod", "-b", str(fresh), version)
-        fresh.rename(tree)
+        _output("depmod", "-b", str(fresh), package.removeprefix("linux-image-"))
+        return fresh.rename(cache_directory() / package)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def make_image() -> Image:
+    """The image; downloads and builds what the cache lacks."""
+    trees = sorted(cache_directory().glob("linux-image-*"))
+    if trees:
+        tree = trees[-1]
+    else:
+        try:
+            tree = _download_kernel()
+        except (subprocess.CalledProcessError, IndexError):
+            # apt's lists are older than the archive, or there are none.
+            _output("apt-get", "update", "-qq")
+            tree = _download_kernel()
+    version = tree.name.removeprefix("linux-image-")
     recipe = hashlib.sha256(repr((INIT, MODULES)).encode()).hexdigest()[:12]
     initrd = cache_directory() / f"initrd-{version}-{recipe}.img"
     if not initrd.exists():
