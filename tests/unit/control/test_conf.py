@@ -143,3 +143,10 @@ def test_logging_that_cannot_be_set_up(root, lines, names):
     conf, _ = load(["--config-file", str(path)], defaults=False)
     with pytest.raises(ConfigurationError, match=names):
         set_up_logging(conf)
+
+
+def test_a_debug_log_is_of_gpupoold_and_not_of_grpc(root):
+    path = root / "g.conf"
+    path.write_text("[DEFAULT]\ndebug = true\n")
+    conf, _ = load(["--config-file", str(path)], defaults=False)
+    assert conf.default_log_levels == ["grpc=WARN", "asyncio=WARN"]  # what oslo.log will act on
