@@ -1,4 +1,7 @@
-"""Fixtures of the end-to-end tests: real libvirt and QEMU (TCG), a stock Debian kernel."""
+"""Fixtures of the end-to-end tests: real libvirt and QEMU (TCG), a stock Debian kernel.
+
+What needs libvirt is imported where it is used: tests of containers run without.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import libvirt
 import pytest
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -17,9 +20,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Behind the installed packages: the tests use the gpupool that was built and installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.e2e.host import Host, until
-from tests.e2e.image import Image, make_image
-from tests.e2e.looks import guests
+if TYPE_CHECKING:
+    from tests.e2e.host import Host
+    from tests.e2e.image import Image
 
 NUMBERS = itertools.count(1)
 
@@ -32,12 +35,16 @@ def pytest_sessionstart() -> None:
 @pytest.fixture(scope="session")
 def image() -> Image:
     """What the virtual machines boot."""
+    from tests.e2e.image import make_image
+
     return make_image()
 
 
 @pytest.fixture(scope="session")
 def host(image: Image) -> Iterator[Host]:
     """A host for all tests that leave it as they found it."""
+    from tests.e2e.host import Host
+
     with Host(image) as own:
         yield own
 
@@ -45,6 +52,11 @@ def host(image: Image) -> Iterator[Host]:
 @pytest.fixture
 def name(request: pytest.FixtureRequest, host: Host) -> Iterator[str]:
     """A domain's name; whatever the test leaves of it is removed, and nothing may remain."""
+    import libvirt
+
+    from tests.e2e.host import until
+    from tests.e2e.looks import guests
+
     failed = request.session.testsfailed
     yield f"vm{next(NUMBERS)}"
     if request.session.testsfailed != failed:
