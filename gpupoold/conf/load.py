@@ -109,6 +109,8 @@ def load(arguments: list[str], *, defaults: bool = True) -> tuple[cfg.ConfigOpts
     With defaults=False the files of /etc and the home directory are not looked for.
     """
     conf = cfg.ConfigOpts()
+    # Before anything reads it: a value that was read is kept.
+    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
     log.register_options(conf)
     for group in opts.GROUPS:
         name = None if group.GROUP == "DEFAULT" else group.GROUP
@@ -178,7 +180,6 @@ def _parse(conf: cfg.ConfigOpts, arguments: list[str], **keywords: Any) -> None:
 
 def set_up_logging(conf: cfg.ConfigOpts) -> None:
     """Logging as configured; raises ConfigurationError where that cannot be."""
-    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
     try:
         log.setup(conf, "gpupoold")
     except OSError as error:
