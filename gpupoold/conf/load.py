@@ -52,6 +52,8 @@ class Settings:
     worker_log_bytes: int
     kill_grace_ms: int
     worker_host_memory: int
+    rings: bool
+    ring_spinners: int
     cgroup_parent: str
     disable_seccomp: bool
     worker_environment: dict[str, str]
@@ -331,6 +333,8 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         worker_log_bytes=conf.broker.worker_log_bytes,
         kill_grace_ms=conf.broker.kill_grace_ms,
         worker_host_memory=conf.broker.worker_host_memory,
+        rings=conf.broker.rings,
+        ring_spinners=_spinners(conf.broker.ring_spinners),
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,
         worker_environment=dict(conf.broker.worker_environment),
@@ -340,6 +344,14 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         libvirt_region_group=conf.libvirt.region_group or "",
         libvirt_interval=conf.libvirt.interval,
     )
+
+
+def _spinners(configured: int | None) -> int:
+    """Sessions that may spin at once."""
+    if configured is not None:
+        return configured
+    processors = len(os.sched_getaffinity(0))
+    return max(1, processors // 4) if processors > 1 else 0
 
 
 def _check_loopback(conf: cfg.ConfigOpts, value: str) -> None:

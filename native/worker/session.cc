@@ -90,6 +90,7 @@ SessionOutcome SessionState::serve() {
     switch (reader_.next(pending_frees_.empty())) {
       case FrameReader::Result::kFrame:
         if (!take_frame()) {
+          if (refused_.empty() && carrier_->broken() != nullptr) refuse(carrier_->broken());
           if (refused_.empty())
             return {SessionEnd::kClientGone, "the client closed the connection"};
           return {SessionEnd::kProtocolError, refused_};
