@@ -79,11 +79,16 @@ class Carrier {
   // The next bulk data where they lie, if they are there as one piece; the peer can change them at
   // any time. They count as read, and stay until release_bulk() with their `end` or a later one.
   virtual const uint8_t* lend_bulk(size_t /*bytes*/, uint64_t* /*end*/) { return nullptr; }
+  // Waits until so many bulk bytes are there; false: there never will be.
+  virtual bool wait_for_bulk(size_t /*bytes*/) { return false; }
   // What was lent up to `end` is given back; from any thread. `all`: nothing is lent any more.
   virtual void release_bulk(uint64_t /*end*/, bool /*all*/) {}
-  // Where the next bulk data to be written would lie, if there is room for them as one piece. A
-  // part of the next write() that is there already is not copied.
+  // Where the next bulk data to be written would lie, as one piece, when there is room: waits for
+  // it. Null: never. A part of the next write() that is there already is not copied.
   virtual uint8_t* bulk_room(size_t /*bytes*/) { return nullptr; }
+  // How many of the next bulk bytes lie in one piece, read or written.
+  virtual size_t bulk_run_in() { return SIZE_MAX; }
+  virtual size_t bulk_run_out() { return SIZE_MAX; }
   // All memory that lend_bulk() and bulk_room() point into: two pieces, or none.
   virtual int bulk_memory(Part /*pieces*/[2]) const { return 0; }
 };

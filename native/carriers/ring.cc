@@ -83,9 +83,23 @@ class RingCarrier final : public Carrier {
 
   void begin_bulk_out() override { bulk_out_.align(kBulkAlignment); }
   uint8_t* bulk_room(size_t bytes) override {
-    if (gone() || broken() != nullptr) return nullptr;
     begin_bulk_out();
-    return bulk_out_.span(bytes);
+    if (bytes > bulk_out_.run() || bytes > layout_.bulk_bytes / 4) return nullptr;
+    while (!gone() && broken() == nullptr) {
+      if (uint8_t* at = bulk_out_.span(bytes)) return at;
+      note_wrong_out();
+      bulk_blocks_.store(true, std::memory_order_relaxed);
+      wait(kWritable, -1);
+    }
+    return nullptr;
+  }
+  size_t bulk_run_out() override {
+    begin_bulk_out();
+    return bulk_out_.run();
+  }
+  size_t bulk_run_in() override {
+    std::lock_guard guard(bulk_lock_);
+    return bulk_in_.run();
   }
 
   // ---- Reading -----------------------------------------------------------------------------
@@ -127,6 +141,7 @@ class RingCarrier final : public Carrier {
       size_t there = 0;
       if (broken() == nullptr) {
         std::lock_guard guard(bulk_lock_);
+        bulk_wanted_ = 1;
         there = std::min(bulk_in_.available(), bytes);
       }
       note_wrong_in();
@@ -156,6 +171,24 @@ class RingCarrier final : public Carrier {
     lent_++;
     *end = taken_ = bulk_in_.position();
     return at;
+  }
+
+  bool wait_for_bulk(size_t bytes) override {
+    for (;;) {
+      const bool closed = gone();
+      size_t there = 0;
+      {
+        std::lock_guard guard(bulk_lock_);
+        if (bytes > layout_.bulk_bytes) return false;
+        bulk_wanted_ = bytes;
+        there = bulk_in_.available(bytes);
+      }
+      note_wrong_in();
+      if (broken() != nullptr) return false;
+      if (there >= bytes) return true;
+      if (closed) return false;
+      wait_spinning(kBulkReadable, -1);
+    }
   }
 
   void release_bulk(uint64_t end, bool all) override {
@@ -270,7 +303,7 @@ class RingCarrier final : public Carrier {
     if ((what & kReadable) != 0 && commands_in_.available() > 0) result |= kReadable;
     if ((what & kBulkReadable) != 0) {
       std::lock_guard guard(bulk_lock_);
-      if (bulk_in_.available() > 0) result |= kBulkReadable;
+      if (bulk_in_.available(bulk_wanted_) >= bulk_wanted_) result |= kBulkReadable;
     }
     if ((what & (kReadable | kBulkReadable)) != 0) note_wrong_in();
     if ((what & kWritable) != 0) {
@@ -383,7 +416,8 @@ class RingCarrier final : public Carrier {
   Patience patience_{kWorkerSpinNs, kWorkerWorthwhileNs};
   std::mutex bulk_lock_;
   RingConsumer bulk_in_;
-  uint64_t taken_ = 0;  // bulk data up to there were read or lent
+  size_t bulk_wanted_ = 1;  // for so many whoever reads waits
+  uint64_t taken_ = 0;      // bulk data up to there were read or lent
   int lent_ = 0;
 
   std::mutex sleep_lock_;

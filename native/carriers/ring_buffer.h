@@ -46,6 +46,8 @@ class RingProducer {
     return true;
   }
   void align(uint32_t to) { position_ = (position_ + to - 1) & ~uint64_t{to - 1}; }
+  // Bytes from the position to the end of the memory.
+  size_t run() const { return capacity_ - (position_ & (capacity_ - 1)); }
   // Where the next bytes go, if there is room for so many as one piece.
   uint8_t* span(size_t bytes) {
     const uint64_t at = position_ & (capacity_ - 1);
@@ -111,6 +113,7 @@ class RingConsumer {
   }
   void align(uint32_t to) { position_ = (position_ + to - 1) & ~uint64_t{to - 1}; }
   uint64_t position() const { return position_; }
+  size_t run() const { return capacity_ - (position_ & (capacity_ - 1)); }
 
   // Lets the producer overwrite everything up to there, which was taken.
   void release(uint64_t position) {

@@ -52,6 +52,7 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
       memory_(driver.table(), account_),
       virtual_memory_(driver.table(), account_, memory_),
       staging_(driver.table()),
+      lent_(driver.table(), *carrier_),
       host_functions_(
           [this](uint32_t context, CUcontext driver_context, uint32_t number, CUresult status) {
             enter_on_this_thread(driver_context);
@@ -145,7 +146,10 @@ bool SessionState::take_frame() {
     if (segment + head.bulk_count > header.bulk_count) {
       return refuse("a command claims more bulk segments than there are");
     }
-    if (makes_the_device_wait(head.operation) && !reader_.delegate(&at)) return false;
+    if (makes_the_device_wait(head.operation)) {
+      lent_.collect(0);  // the deputy reads what must find room
+      if (!reader_.delegate(&at)) return false;
+    }
     Command command;
     command.operation = head.operation;
     command.flags = head.flags;
@@ -252,7 +256,27 @@ bool SessionState::execute(const Command& command) {
   }
 }
 
-bool SessionState::read_bulk(void* to, uint64_t bytes) { return reader_.read_bulk(to, bytes); }
+bool SessionState::read_bulk(void* to, uint64_t bytes) {
+  lent_.collect(0);  // what is read behind what is lent could not be given back
+  return reader_.read_bulk(to, bytes);
+}
+
+bool SessionState::may_lend(Context* context) {
+  return carrier_->bulk_apart() && !host_functions_.outstanding() &&
+         (submitted_ == submitted_when_lent_ || idle(context)) && lent_.usable(context->driver);
+}
+
+const uint8_t* SessionState::lend_bulk(uint64_t bytes, uint64_t* end) {
+  lent_.collect(LentBulk::kAll);
+  if (const uint8_t* at = reader_.lend_bulk(bytes, end)) return at;
+  lent_.collect(0);  // so that there is room for what is waited for
+  return reader_.wait_for_bulk(bytes) ? reader_.lend_bulk(bytes, end) : nullptr;
+}
+
+void SessionState::lent(uint64_t end, uint64_t bytes, Context* context, Stream* stream) {
+  lent_.give_back_after(end, bytes, context->driver, stream->driver);
+  submitted_when_lent_ = submitted_;
+}
 
 bool SessionState::skip_bulk(uint64_t bytes) {
   std::vector<uint8_t> nowhere(std::min<uint64_t>(bytes, 65536));
@@ -555,6 +579,7 @@ void SessionState::destroy_context(Context* context) {
   });
   if (context->fence_event != nullptr && !broken) table.cuEventDestroy_v2(context->fence_event);
   staging_.forget_context(context->driver, broken);
+  lent_.forget_context(context->driver, broken);
   for (uint64_t address : memory_.of_context(context->id)) {
     memory_.forget(address);
     memory_.release(address);

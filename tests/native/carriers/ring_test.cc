@@ -230,6 +230,7 @@ TEST(Ring, DataThatLieWhereTheyBelongAreNotCopied) {
   ASSERT_TRUE(read_whole(*ring.client, got.data(), got.size(), true));
   EXPECT_EQ(got, std::vector<uint8_t>(4096, 0x77));
   EXPECT_EQ(ring.worker->bulk_room(ring.layout.bulk_bytes), nullptr);
+  EXPECT_EQ(ring.worker->bulk_run_out(), ring.layout.bulk_bytes - 4096);
 }
 
 // ---- The end of the other side ----------------------------------------------------------------
