@@ -60,8 +60,8 @@ class Door {
   // Sends kWelcome, with an offer and its descriptor, and gives up the socket, which stands right
   // behind the proof. None: the client has gone.
   Fd welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
-             const std::vector<wire::DeviceSnapshot>& devices,
-             const wire::CarrierOffer& offer = {}, int offered_fd = -1);
+             const std::vector<wire::DeviceSnapshot>& devices, const wire::CarrierOffer& offer = {},
+             int offered_fd = -1);
   void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence);
 
  private:

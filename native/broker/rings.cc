@@ -13,8 +13,8 @@ std::unique_ptr<Ring> Ring::make(uint32_t epoch, std::string* why) {
   std::unique_ptr<Ring> ring(new Ring);
   ring->fd_.reset(carriers::make_ring_memfd(ring->layout_, epoch, why));
   if (!ring->fd_) return nullptr;
-  void* page = mmap(nullptr, carriers::kRingControlBytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                    ring->fd(), 0);
+  void* page =
+      mmap(nullptr, carriers::kRingControlBytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd(), 0);
   if (page == MAP_FAILED) {
     *why = std::string("the ring's memory: mmap: ") + strerror(errno);
     return nullptr;

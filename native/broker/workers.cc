@@ -188,9 +188,8 @@ void WorkerPool::put_back(Worker& worker) {
   refill_soon(0);  // which ends one too many
 }
 
-bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner,
-                        worker::AssignPayload& payload, int client_fd,
-                        std::unique_ptr<Ring> ring) {
+bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
+                        int client_fd, std::unique_ptr<Ring> ring) {
   worker.owner = owner;
   worker.assigned = true;
   std::vector<int> fds = {client_fd};
@@ -203,8 +202,8 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner,
   }
   worker.log->begin(wire::format_uuid(owner.session));
   const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
-  if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, fds, 0,
-                           0, false)) {
+  if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, fds, 0, 0,
+                           false)) {
     if (ring != nullptr) ring->handed_over();
     worker.ring = std::move(ring);
     return true;

@@ -19,7 +19,7 @@ constexpr int64_t kWorkerSpinNs = 50'000;     // longer than it takes to wake a 
 constexpr int64_t kWorkerWorthwhileNs = 100'000;
 constexpr int64_t kRoomSpinNs = 25'000;
 constexpr int64_t kGlanceNs = 3'000;  // a spinning worker answers sooner
-constexpr int kBulkReadable = 4;  // further to WaitFor
+constexpr int kBulkReadable = 4;      // further to WaitFor
 
 void relax() { __builtin_ia32_pause(); }
 
@@ -251,8 +251,7 @@ class RingCarrier final : public Carrier {
   // at in the child of a fork, where it is not mapped.)
   bool gone() {
     if (closed_.load(std::memory_order_acquire)) return true;
-    const auto& dead =
-        side_ == RingSide::kClient ? control_->worker_dead : control_->client_dead;
+    const auto& dead = side_ == RingSide::kClient ? control_->worker_dead : control_->client_dead;
     if (dead.load(std::memory_order_relaxed) == 0 &&
         control_->epoch.load(std::memory_order_relaxed) == epoch_) {
       return false;

@@ -41,8 +41,8 @@ int make_ring_memfd(const RingLayout& layout, uint32_t epoch, std::string* why);
 
 // Client: looks at what the host has offered, and tells it over the connection (a socket carrier)
 // whether it takes it. A ring, or what was given. Takes the descriptor.
-std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int memfd, uint32_t version, const RingLayout& layout,
-                                     uint32_t epoch);
+std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int memfd, uint32_t version,
+                                     const RingLayout& layout, uint32_t epoch);
 
 // Worker: waits for the client's choice. Null: none came within `timeout_us`. Takes both
 // descriptors.

@@ -16,8 +16,7 @@ class SpinGate {
 
   // `page`: kBytes of shared memory, all zero at first, which stay mapped. `tokens`: of all of it.
   SpinGate(void* page, uint32_t tokens)
-      : tokens_(static_cast<Token*>(page)),
-        count_(tokens < kMaxTokens ? tokens : kMaxTokens) {}
+      : tokens_(static_cast<Token*>(page)), count_(tokens < kMaxTokens ? tokens : kMaxTokens) {}
 
   // Takes a token for at most that long; false: all are taken.
   bool enter(int64_t now_ns, int64_t for_ns);

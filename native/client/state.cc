@@ -57,7 +57,8 @@ std::unique_ptr<wire::HandshakeStream> open_carrier(const wire::LeaseCarrier& wh
 std::unique_ptr<carriers::Carrier> settle_carrier(wire::Connected& connected) {
   auto carrier = std::move(static_cast<CarrierStream&>(*connected.stream).carrier);
   const wire::CarrierOffer& offer = connected.handshake.offer;
-  const int memory = strcmp(carrier->kind(), "unix") == 0 ? carriers::take_descriptor(*carrier) : -1;
+  const int memory =
+      strcmp(carrier->kind(), "unix") == 0 ? carriers::take_descriptor(*carrier) : -1;
   if (offer.kind != static_cast<uint32_t>(wire::OfferKind::kRing)) {
     if (memory >= 0) close(memory);
     return carrier;

@@ -10,7 +10,8 @@
 //   kProof   ProofBody                 ->
 //                                      <-    kWelcome WelcomeBody (+ snapshots, CarrierOffer)
 //                                            | kRefused RefusedBody
-//   u64, if a ring was offered         ->    1: the rest goes over the ring, 2: over this connection
+//   u64, if a ring was offered         ->    1: the rest goes over the ring, 2: over this
+//   connection
 #pragma once
 
 #include <cstddef>

@@ -38,9 +38,7 @@ class FrameReader {
   carriers::Moved read_bulk(void* to, size_t bytes, bool may_wait);
   // The next bulk bytes where they lie, see Carrier::lend_bulk(); counted as read.
   const uint8_t* lend_bulk(size_t bytes, uint64_t* end);
-  bool wait_for_bulk(size_t bytes) {
-    return bytes <= bulk_left_ && carrier_.wait_for_bulk(bytes);
-  }
+  bool wait_for_bulk(size_t bytes) { return bytes <= bulk_left_ && carrier_.wait_for_bulk(bytes); }
 
   uint64_t sequence() const { return sequence_; }   // of the last frame
   uint64_t received() const { return received_; }   // bytes of all frames, bulk as it is read

@@ -211,9 +211,9 @@ class ClientSide {
     }
     const bool offered = result_.minor >= 2 && request_.accepts != 0;
     if (welcome.device_count > kMaxDevices ||
-        header.body_bytes !=
-            sizeof welcome + uint64_t{welcome.device_count} * sizeof(DeviceSnapshot) +
-                (offered ? sizeof(CarrierOffer) : 0)) {
+        header.body_bytes != sizeof welcome +
+                                 uint64_t{welcome.device_count} * sizeof(DeviceSnapshot) +
+                                 (offered ? sizeof(CarrierOffer) : 0)) {
       return fail("the broker's welcome has a wrong size");
     }
     result_.devices.resize(welcome.device_count);
@@ -223,7 +223,8 @@ class ClientSide {
                              deadline_.left_ms())) {
       return fail("the broker's welcome is not complete");
     }
-    if (offered && !stream_.receive_all(&result_.offer, sizeof result_.offer, deadline_.left_ms())) {
+    if (offered &&
+        !stream_.receive_all(&result_.offer, sizeof result_.offer, deadline_.left_ms())) {
       return fail("the broker's welcome is not complete");
     }
     for (DeviceSnapshot& device : result_.devices) device.name[sizeof device.name - 1] = '\0';

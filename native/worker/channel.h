@@ -47,8 +47,8 @@ struct AssignPayload {
   uint64_t initial_credit;
   uint64_t arena_base;
   uint64_t arena_bytes;
-  uint64_t host_bytes;  // of the host's memory that the slice's sessions may take
-  char session[40];     // in text, for the log
+  uint64_t host_bytes;          // of the host's memory that the slice's sessions may take
+  char session[40];             // in text, for the log
   uint32_t ring_command_bytes;  // 0: no ring was offered
   uint32_t ring_bulk_bytes;
   uint32_t spinners;  // sessions of this host that may spin at once
@@ -68,7 +68,8 @@ enum class ReceiveStatus { kMessage, kNothing, kClosed };
 
 // False: the other side is gone, or (non-blocking) does not read.
 bool send_message(int channel, MessageKind kind, uint64_t value, std::string_view payload = {},
-                  const std::vector<int>& fds = {}, uint64_t limit = 0, uint64_t used = 0, bool wait = true);
+                  const std::vector<int>& fds = {}, uint64_t limit = 0, uint64_t used = 0,
+                  bool wait = true);
 // One message. kClosed also for a packet that is not a message.
 ReceiveStatus receive_message(int channel, Message* message, bool wait);
 

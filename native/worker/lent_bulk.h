@@ -1,5 +1,5 @@
-// Copies to the device that read from where a ring's bulk data lie. They are only made where nothing
-// but such copies is under way, so that the client gets its room back soon.
+// Copies to the device that read from where a ring's bulk data lie. They are only made where
+// nothing but such copies is under way, so that the client gets its room back soon.
 #pragma once
 
 #include <cstdint>

@@ -112,14 +112,14 @@ std::unique_ptr<carriers::Carrier> take_connection(const AssignPayload& payload,
   if (payload.ring_command_bytes == 0 || fds.size() != 3) {
     return carriers::make_socket_carrier(fds[0]);
   }
-  void* page = mmap(nullptr, carriers::SpinGate::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                    fds[2], 0);
+  void* page =
+      mmap(nullptr, carriers::SpinGate::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[2], 0);
   close(fds[2]);
   static carriers::SpinGate* gate = nullptr;
   if (page != MAP_FAILED) gate = new carriers::SpinGate(page, payload.spinners);
-  auto carrier = carriers::await_choice(
-      fds[0], fds[1], {payload.ring_command_bytes, payload.ring_bulk_bytes}, payload.epoch, gate,
-      wire::kHandshakeTimeoutSeconds * 1'000'000ll);
+  auto carrier =
+      carriers::await_choice(fds[0], fds[1], {payload.ring_command_bytes, payload.ring_bulk_bytes},
+                             payload.epoch, gate, wire::kHandshakeTimeoutSeconds * 1'000'000ll);
   if (carrier != nullptr && strcmp(carrier->kind(), "ring") == 0) {
     send_message(kChannelFd, MessageKind::kCarrier, 1);
   }

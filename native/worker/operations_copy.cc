@@ -15,7 +15,7 @@ namespace {
 using wire::Operation;
 
 constexpr uint64_t kMaxCopy = 1ull << 46;
-constexpr size_t kPiecesAhead = 8;                           // of a long copy from the device
+constexpr size_t kPiecesAhead = 8;  // of a long copy from the device
 constexpr uint64_t kLeastStraight = 64 * 1024;
 constexpr size_t kPiecesHandedOver = Staging::kBuffers / 4;  // a waiter thread takes up to so many
 
@@ -115,8 +115,8 @@ bool to_device(SessionState& session, const Command& command) {
     uint64_t end;
     if (const uint8_t* lying = lends ? session.lend_bulk(piece.bytes, &end) : nullptr) {
       // The driver only reads there.
-      const CUresult result = submit_piece(session, context, stream, plan, piece,
-                                           const_cast<uint8_t*>(lying), true);
+      const CUresult result =
+          submit_piece(session, context, stream, plan, piece, const_cast<uint8_t*>(lying), true);
       session.lent(end, piece.bytes, context, stream);
       if (result != CUDA_SUCCESS) return session.answer(command, result);
       done += piece.bytes;
@@ -240,12 +240,11 @@ bool from_idle_device(SessionState& session, const Command& command, Context* co
     const Plan::Piece piece = plan.at(*done, session.bulk_run_out());
     bool made = false;
     CUresult result = CUDA_SUCCESS;
-    if (!session.reply_from_device(command.call, piece.bytes, stream,
-                                   *done + piece.bytes != plan.bytes, &made, &result,
-                                   [&](uint8_t* room) {
-                                     return submit_piece(session, context, stream, plan, piece,
-                                                         room, false);
-                                   })) {
+    if (!session.reply_from_device(
+            command.call, piece.bytes, stream, *done + piece.bytes != plan.bytes, &made, &result,
+            [&](uint8_t* room) {
+              return submit_piece(session, context, stream, plan, piece, room, false);
+            })) {
       return false;
     }
     // An error comes again where it is told.

@@ -222,8 +222,12 @@ class SessionState final : private Frames::Deputy {
     if (*result == CUDA_SUCCESS) *result = driver().cuStreamSynchronize(stream->driver);
     if (*result != CUDA_SUCCESS) return true;
     const carriers::Part part{room, bytes};
-    const wire::ReplyHeader header{sizeof header, static_cast<uint16_t>(more ? wire::kMoreFollows : 0),
-                                   1, call, CUDA_SUCCESS, 0};
+    const wire::ReplyHeader header{sizeof header,
+                                   static_cast<uint16_t>(more ? wire::kMoreFollows : 0),
+                                   1,
+                                   call,
+                                   CUDA_SUCCESS,
+                                   0};
     return send(wire::FrameKind::kReplies, &header, sizeof header, &part, 1);
   }
   bool skip_bulk(uint64_t bytes);

@@ -88,18 +88,21 @@ class RingPipe final : public Pipe {
   size_t receive_some(void* data, size_t bytes) override {
     const uint64_t at = in_->read.load(std::memory_order_relaxed);
     size_t there = 0;
-    for (uint64_t looks = 0; there == 0; ++looks) {
-      there = in_->written.load(std::memory_order_acquire) - at;
-      if (looks % 4096 == 4095) {
-        char byte;
-        if (recv(hang_up_, &byte, 1, MSG_DONTWAIT) == 0) return 0;
-        usleep(20);  // so that a peer without orders leaves the processor to what is measured
-      }
-    }
+    while (there == 0) there = in_->written.load(std::memory_order_acquire) - at;
     there = std::min({there, bytes, SharedRing::kBytes - at % SharedRing::kBytes});
     std::memcpy(data, in_->data + at % SharedRing::kBytes, there);
     in_->read.store(at + there, std::memory_order_release);
     return there;
+  }
+
+  bool await() override {
+    char byte;
+    while (in_->written.load(std::memory_order_relaxed) ==
+           in_->read.load(std::memory_order_relaxed)) {
+      if (recv(hang_up_, &byte, 1, MSG_DONTWAIT) == 0) return false;
+      usleep(100);
+    }
+    return true;
   }
 
  private:
@@ -138,7 +141,7 @@ void receive_copying(Pipe& pipe, char* chunk, char* target, size_t bytes) {
   std::vector<char> target(kTargetBytes, 1), chunk(kChunk), request(64);
   for (;;) {
     Order order;
-    if (!receive_all(pipe, &order, sizeof order)) _exit(0);
+    if (!pipe.await() || !receive_all(pipe, &order, sizeof order)) _exit(0);
     for (uint32_t i = 0; i < order.count; ++i) {
       switch (order.work) {
         case Work::kEcho:

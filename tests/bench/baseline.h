@@ -20,6 +20,9 @@ class Pipe {
   virtual void send(const void* data, size_t bytes) = 0;
   // At least one byte, at most so many; 0: the peer has gone.
   virtual size_t receive_some(void* data, size_t bytes) = 0;
+  // Waits for something to receive and leaves the processor to what is measured; false: the peer
+  // has gone.
+  virtual bool await() { return true; }
 };
 
 class RawPeer {

@@ -257,9 +257,10 @@ int first_kernel(int fd) {
 }
 
 int usage() {
-  std::fprintf(stderr,
-               "usage: gpupool-bench-client all|startup [--carrier unix|tcp|ring] [--repetitions N]\n"
-               "                            [--launches N] [--direct DIR]\n");
+  std::fprintf(
+      stderr,
+      "usage: gpupool-bench-client all|startup [--carrier unix|tcp|ring] [--repetitions N]\n"
+      "                            [--launches N] [--direct DIR]\n");
   return 2;
 }
 

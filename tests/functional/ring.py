@@ -1,5 +1,5 @@
-"""A client's end of a ring, written from the layout of doc/rings.md alone: what the tests play a good
-or a bad client with. It does not sleep on the bell but looks every millisecond."""
+"""A client's end of a ring, from the layout of doc/rings.md alone: what the tests play a good or a bad
+client with. It does not sleep on the bell but looks every millisecond."""
 
 from __future__ import annotations
 
@@ -95,9 +95,8 @@ class RingConnection(Connection):
             if time.monotonic() > end:
                 raise TimeoutError
             time.sleep(0.001)
-        data = bytes(
-            self.region[start + at % self.command_bytes] for at in range(self.read, self.read + size)
-        )
+        positions = range(self.read, self.read + size)
+        data = bytes(self.region[start + at % self.command_bytes] for at in positions)
         self.read += size
         self.set_word(TO_CLIENT, COMMAND_HEAD, self.read)
         return data

@@ -27,10 +27,10 @@ struct RingPair {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     region = map_ring(memfd, layout, &why);
-    client = make_ring_carrier(map_ring(memfd, layout, &why), layout, RingSide::kClient,
-                               kRingEpoch, make_socket_bell(ends[0]));
-    worker = make_ring_carrier(map_ring(memfd, layout, &why), layout, RingSide::kWorker,
-                               kRingEpoch, make_socket_bell(ends[1]), gate);
+    client = make_ring_carrier(map_ring(memfd, layout, &why), layout, RingSide::kClient, kRingEpoch,
+                               make_socket_bell(ends[0]));
+    worker = make_ring_carrier(map_ring(memfd, layout, &why), layout, RingSide::kWorker, kRingEpoch,
+                               make_socket_bell(ends[1]), gate);
   }
   ~RingPair() { close(memfd); }
 
@@ -67,8 +67,7 @@ inline bool write_whole(Carrier& carrier, const uint8_t* data, size_t bytes, boo
 inline bool read_whole(Carrier& carrier, uint8_t* data, size_t bytes, bool bulk) {
   while (bytes > 0) {
     const Part part{data, bytes};
-    const Moved moved =
-        bulk ? carrier.read_bulk(data, bytes, true) : carrier.read(&part, 1, true);
+    const Moved moved = bulk ? carrier.read_bulk(data, bytes, true) : carrier.read(&part, 1, true);
     if (moved.status != Status::kOk) return false;
     data += moved.bytes;
     bytes -= moved.bytes;

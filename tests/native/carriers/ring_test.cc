@@ -61,8 +61,8 @@ void pause_up_to(uint32_t rounds) {
   for (uint32_t i = 0; i < rounds; i++) asm volatile("");
 }
 
-// Nobody may spin here, so every step is a sleep and a wake-up that must not get lost. The pauses are
-// about as long as a wake-up takes, so that data often come just when a reader goes to sleep.
+// Nobody may spin here, so every step is a sleep and a wake-up that must not get lost. The pauses
+// are about as long as a wake-up takes, so that data often come just when a reader goes to sleep.
 TEST(Ring, LosesNoWakeUp) {
   RingPair ring;
   constexpr int kRounds = 40'000;
@@ -287,10 +287,11 @@ struct Hostile {
 TEST(Ring, ImpossibleWordsEndReadingAndLeaveAWayToSaySo) {
   const uint64_t capacities[] = {kSmall.command_bytes, kSmall.bulk_bytes};
   for (const bool bulk : {false, true}) {
-    for (const uint64_t far : {capacities[bulk] + 1, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{3}}) {
+    for (const uint64_t far :
+         {capacities[bulk] + 1, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{3}}) {
       RingPair ring;
-      std::atomic<uint64_t>& tail =
-          bulk ? ring.control().to_worker.bulk_tail.value : ring.control().to_worker.command_tail.value;
+      std::atomic<uint64_t>& tail = bulk ? ring.control().to_worker.bulk_tail.value
+                                         : ring.control().to_worker.command_tail.value;
       std::vector<uint8_t> data(8);
       ASSERT_EQ(write_one(*ring.client, data.data(), 8, bulk).bytes, 8u);
       ASSERT_TRUE(read_whole(*ring.worker, data.data(), 8, bulk));
@@ -395,7 +396,8 @@ TEST(Ring, AClientWithoutTheMemoryStaysOnTheSocket) {
   for (const uint32_t epoch : {kRingEpoch, kRingEpoch + 1}) {
     Agreement with;
     const int memfd = epoch == kRingEpoch ? -1 : dup(with.memfd);
-    auto client = choose_ring(make_socket_carrier(with.ends[0]), memfd, kRingVersion, kSmall, epoch);
+    auto client =
+        choose_ring(make_socket_carrier(with.ends[0]), memfd, kRingVersion, kSmall, epoch);
     auto worker = await_choice(with.ends[1], with.memfd, kSmall, kRingEpoch, nullptr, 1'000'000);
     ASSERT_NE(worker, nullptr);
     EXPECT_STREQ(client->kind(), "unix");
