@@ -1,5 +1,5 @@
-"""A client's end of a ring, from the layout of doc/rings.md alone: what the tests play a good or a bad
-client with. It does not sleep on the bell but looks every millisecond."""
+"""A client's end of a ring, from the layout of doc/rings.md alone: what the tests play a good or a
+bad client with. It does not sleep on the bell but looks every millisecond."""
 
 from __future__ import annotations
 
