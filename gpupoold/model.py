@@ -107,6 +107,13 @@ class Slice:
     temporary: bool
     created_at: float
 
+    def summary(self) -> str:
+        """What it is, for people."""
+        return (
+            f"{self.compute_percent} % and {self.memory_mib} MiB of GPU {self.gpu_uuid}, "
+            f"{self.kind.value}, {self.mode.value}"
+        )
+
 
 @dataclass(frozen=True)
 class Lease:

@@ -60,13 +60,15 @@ class Pool:
         self.store = store
         self.driver = driver
         self.runs = Runs(settings, self._run_ended)
-        self.broker = BrokerLink(settings, store, self.runs, self._gpu_uuids, self.notify)
+        self.broker = BrokerLink(settings, store, self.runs, driver, self._gpu_uuids, self.notify)
         self.book = self.broker.book
         self.lock = threading.RLock()
         self._gpus: list[Gpu] = []  # those that the driver has now
         self._reports: dict[str, HealthReport] = {}
         self._monitor: HealthMonitor | None = None
         self._listeners: list[Callable[[], None]] = []
+        #: called when a slice was made or removed by request, before that is answered
+        self.after_slices_change: list[Callable[[], None]] = []
         self._stopping = False
 
     # ---- life -----------------------------------------------------------------------------------
@@ -297,6 +299,12 @@ class Pool:
         for listener in self._listeners:
             listener()
 
+    def _slices_changed(self) -> None:
+        self.notify()
+        self.broker.sync()
+        for follower in self.after_slices_change:
+            follower()
+
     # ---- changes: GPUs --------------------------------------------------------------------------
 
     def set_drained(self, caller: Caller, wanted: str, drained: bool) -> GpuView:
@@ -337,9 +345,8 @@ class Pool:
             with self.store.change() as change:
                 change.add_slice(piece)
                 change.add_lease(lease)
-                change.event("slice.created", piece.name, _made(piece), owner_uid=caller.uid)
-        self.notify()
-        self.broker.sync()
+                change.event("slice.created", piece.name, piece.summary(), owner_uid=caller.uid)
+        self._slices_changed()
         return self.slice(caller, piece.id)
 
     def _check_count(self, caller: Caller, slices: Sequence[Slice]) -> None:
@@ -454,8 +461,7 @@ class Pool:
                 )
         for run_id in run_ids:
             self.runs.remove_file(run_id)
-        self.notify()
-        self.broker.sync()
+        self._slices_changed()
 
     # ---- changes: runs --------------------------------------------------------------------------
 
@@ -589,10 +595,3 @@ class Pool:
         session, lease = found[0]
         self.broker.client.kill_session(uuid.UUID(session.id).bytes, f"killed by user {caller.uid}")
         return session, lease
-
-
-def _made(piece: Slice) -> str:
-    return (
-        f"{piece.compute_percent} % and {piece.memory_mib} MiB of GPU {piece.gpu_uuid}, "
-        f"{piece.kind.value}, {piece.mode.value}"
-    )

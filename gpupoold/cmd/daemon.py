@@ -66,6 +66,7 @@ def serve(arguments: list[str]) -> None:
     from gpupoold.api.peers import Claim
     from gpupoold.api.server import ApiServer
     from gpupoold.gpus import Driver
+    from gpupoold.guests.containers import Containers, clean_up
     from gpupoold.guests.manager import Guests
     from gpupoold.pool import Pool
     from gpupoold.store import Store
@@ -89,6 +90,7 @@ def serve(arguments: list[str]) -> None:
         driver.open()
         pool = Pool(settings, store, driver)
         guests = Guests(settings, pool) if settings.libvirt_uri else None
+        containers = Containers(settings, pool) if settings.cdi_dir else None
         try:
             pool.start()
         except OSError as error:
@@ -100,6 +102,10 @@ def serve(arguments: list[str]) -> None:
                 "virtual machines have leases and [libvirt] uri is not set: they keep them; "
                 "`slice delete --force` ends one"
             )
+        if containers is not None:
+            containers.start()
+        else:
+            clean_up(settings)
         api = ApiServer(settings, pool, claim.socket, guests)
         api.start()
         LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)
@@ -110,6 +116,8 @@ def serve(arguments: list[str]) -> None:
         api.stop()
         if guests is not None:
             guests.stop()
+        if containers is not None:
+            containers.stop()
         pool.stop()
     finally:
         claim.close()

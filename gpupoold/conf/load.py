@@ -62,6 +62,8 @@ class Settings:
     libvirt_region_mib: int
     libvirt_region_group: str
     libvirt_interval: int
+    cdi_dir: str  # empty: no containers
+    container_library_dirs: tuple[str, ...]
 
     @property
     def api_socket(self) -> str:
@@ -92,6 +94,10 @@ class Settings:
     def lease_dir(self) -> str:
         """Lease files of running programs, one private directory each."""
         return os.path.join(self.run_dir, "leases")
+
+    def slice_socket_directory(self, virtual_uuid: str) -> str:
+        """The directory with a slice's own socket, which the broker makes: SliceSockets."""
+        return os.path.join(self.run_dir, "slices", virtual_uuid, "socket")
 
     @property
     def database(self) -> str:
@@ -343,6 +349,8 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         libvirt_region_mib=size,
         libvirt_region_group=conf.libvirt.region_group or "",
         libvirt_interval=conf.libvirt.interval,
+        cdi_dir=os.path.normpath(conf.containers.cdi_dir) if conf.containers.cdi_dir else "",
+        container_library_dirs=_library_dirs(conf),
     )
 
 
@@ -352,6 +360,20 @@ def _spinners(configured: int | None) -> int:
         return configured
     processors = len(os.sched_getaffinity(0))
     return max(1, processors // 4) if processors > 1 else 0
+
+
+def _library_dirs(conf: cfg.ConfigOpts) -> tuple[str, ...]:
+    if conf.containers.cdi_dir and not os.path.isabs(conf.containers.cdi_dir):
+        raise _wrong(
+            conf, "containers", "cdi_dir", conf.containers.cdi_dir, "must be an absolute path"
+        )
+    directories = conf.containers.library_dirs
+    for directory in directories:
+        if not os.path.isabs(directory):
+            raise _wrong(conf, "containers", "library_dirs", directory, "must be absolute paths")
+    if not directories:
+        raise _wrong(conf, "containers", "library_dirs", "", "must have at least one directory")
+    return tuple(dict.fromkeys(os.path.normpath(directory) for directory in directories))
 
 
 def _check_loopback(conf: cfg.ConfigOpts, value: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from gpupoold.conf import api, base, broker, gpus, libvirt
+from gpupoold.conf import api, base, broker, containers, gpus, libvirt
 
-GROUPS = (base, gpus, api, broker, libvirt)
+GROUPS = (base, gpus, api, broker, libvirt, containers)
 
 
 def list_opts() -> list[tuple[str, Any]]:

@@ -26,6 +26,7 @@ class Desired:
     leases: Sequence[Lease]
     runs: Sequence[Run]
     guests: Sequence[Guest] = ()
+    driver_version: str = ""
 
 
 def virtual_uuid_bytes(text: str) -> bytes:
@@ -33,8 +34,8 @@ def virtual_uuid_bytes(text: str) -> bytes:
     return uuid.UUID(text.removeprefix("GPU-")).bytes
 
 
-def settings_message(settings: Settings) -> pb.Settings:
-    """The settings that concern the broker."""
+def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
+    """What concerns the broker of the settings and of the driver."""
     return pb.Settings(
         driver_directory=settings.driver_directory,
         worker_user=settings.worker_user,
@@ -51,6 +52,7 @@ def settings_message(settings: Settings) -> pb.Settings:
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
         worker_environment=settings.worker_environment,
+        driver_version=driver_version,
     )
 
 
@@ -86,6 +88,9 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
             consumer=f"user {lease.owner_uid}",
             slices=[_slice_message(piece) for piece in pieces],
         )
+        if lease.kind == LeaseKind.OWNER and desired.settings.cdi_dir:
+            message.socket.name = pieces[0].virtual_uuid
+            message.socket.uid = lease.owner_uid
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
         if lease.kind == LeaseKind.RUN:

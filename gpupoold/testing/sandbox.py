@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -141,6 +142,14 @@ class Sandbox:
             result["PATH"] = os.pathsep.join([here, result.get("PATH", os.defpath)])
         return result
 
+    def join_command(self) -> str:
+        """What a shell outside runs to use this pool, too."""
+        there = self.environment
+        names = [name for name in there if there[name] != os.environ.get(name) and name != "PATH"]
+        settings = [f"{name}={shlex.quote(there[name])}" for name in sorted(names)]
+        settings.append(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH")
+        return "  export " + " ".join(settings)
+
     # ---- life -----------------------------------------------------------------------------------
 
     def __enter__(self) -> Sandbox:
@@ -176,6 +185,7 @@ class Sandbox:
             },
             "gpus": {"memory_reserve_mib": 1024},
             "broker": {"worker_user": self._user()},
+            "containers": {"cdi_dir": ""},  # the directories where runtimes look are the machine's
         }
         if self.driver_directory:
             groups["gpus"]["driver_directory"] = self.driver_directory
@@ -385,6 +395,8 @@ def main(arguments: list[str] | None = None) -> int:
         with pool:
             if chosen.keep:
                 print(f"sandbox: {pool.root}", file=sys.stderr)
+            if sys.stdin.isatty():
+                print(f"sandbox: another shell joins with:\n{pool.join_command()}", file=sys.stderr)
             # ^C is for the command, which gets the default back when it is executed.
             signal.signal(signal.SIGINT, lambda number, frame: None)
             try:

@@ -56,8 +56,11 @@ function(gpupool_cuda_library target)
     list(APPEND arg_SOURCES $<TARGET_OBJECTS:gpupool_cuda_graphs>)
   endif()
   if(arg_OLD_GLIBC)
-    list(APPEND arg_HEADERS zstd.h zstd_errors.h lz4.h)
-    gpupool_old_glibc_library(${target} ${directory}/libcuda.so.1)
+    gpupool_old_glibc_library(${target} OUTPUT ${directory}/libcuda.so.1
+      SOURCES ${arg_SOURCES} ${GPUPOOL_FRONTDOOR_SOURCES} ${GPUPOOL_EXPORT_SOURCES}
+      LIBRARIES ${arg_LIBRARIES} HEADERS ${arg_HEADERS} zstd.h zstd_errors.h lz4.h
+      DEFINITIONS ${GPUPOOL_CUDA_LIBRARY_DEFINITIONS}
+      LINK_OPTIONS ${link_options} LINK_DEPENDS ${GPUPOOL_EXPORT_MAP})
     return()
   endif()
   add_library(${target} SHARED ${arg_SOURCES} $<TARGET_OBJECTS:gpupool_cuda_exports>)
@@ -71,57 +74,3 @@ function(gpupool_cuda_library target)
     LIBRARY_OUTPUT_DIRECTORY ${directory} LINK_DEPENDS ${GPUPOOL_EXPORT_MAP}
     GPUPOOL_LIBRARY ${directory}/libcuda.so.1)
 endfunction()
-
-# Uses the variables of gpupool_cuda_library (a macro: it runs in its scope).
-macro(gpupool_old_glibc_library target output)
-  execute_process(COMMAND ${Python3_EXECUTABLE} -c "import ziglang" RESULT_VARIABLE no_zig ERROR_QUIET)
-  if(no_zig)
-    message(FATAL_ERROR "The client library is compiled with PyPI's ziglang, which ${Python3_EXECUTABLE} "
-      "doesn't have. Install it, or set GPUPOOL_CLIENT_OLD_GLIBC=OFF for a library for this machine only.")
-  endif()
-  set(vendor ${CMAKE_CURRENT_BINARY_DIR}/${target}.include)
-  file(MAKE_DIRECTORY ${vendor})
-  foreach(header ${arg_HEADERS})
-    find_path(found_${header} ${header} REQUIRED NO_CACHE)
-    file(CREATE_LINK ${found_${header}}/${header} ${vendor}/${header} SYMBOLIC)
-  endforeach()
-  set(compiler ${Python3_EXECUTABLE} -m ziglang c++ -target x86_64-linux-gnu.2.28)
-  set(flags -std=c++20 -O2 $<$<CONFIG:RelWithDebInfo>:-g1> -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
-    -ftls-model=initial-exec -fno-sanitize=undefined -Wall -Wextra -Wno-missing-field-initializers
-    -Wno-nullability-completeness)
-  set(objects "")
-  set(precompiled ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects/precompiled.pch)
-  set(use_precompiled -include-pch ${precompiled})
-  add_custom_command(OUTPUT ${precompiled}
-    COMMAND ${compiler} ${flags} "-D$<JOIN:${GPUPOOL_CUDA_LIBRARY_DEFINITIONS},;-D>"
-      -x c++-header ${CMAKE_SOURCE_DIR}/native/precompiled.h -o ${precompiled}
-    DEPENDS ${CMAKE_SOURCE_DIR}/native/precompiled.h COMMAND_EXPAND_LISTS VERBATIM
-    COMMENT "Precompiling headers for glibc 2.28")
-  if(CMAKE_DISABLE_PRECOMPILE_HEADERS)
-    set(precompiled "")
-    set(use_precompiled "")
-  endif()
-  foreach(source ${arg_SOURCES} ${GPUPOOL_FRONTDOOR_SOURCES} ${GPUPOOL_EXPORT_SOURCES})
-    get_filename_component(source ${source} ABSOLUTE)
-    string(MD5 hash ${source})
-    string(SUBSTRING ${hash} 0 8 hash)
-    get_filename_component(name ${source} NAME_WE)
-    set(object ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects/${name}.${hash}.o)
-    add_custom_command(OUTPUT ${object}
-      COMMAND ${compiler} ${flags} "-D$<JOIN:${GPUPOOL_CUDA_LIBRARY_DEFINITIONS},;-D>"
-        -I${CMAKE_SOURCE_DIR}/native -I${GPUPOOL_GENERATED} -I${vendor}
-        ${use_precompiled} -MD -MF ${object}.d -c ${source} -o ${object}
-      DEPENDS ${source} ${precompiled} gpupool_generated DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
-      COMMENT "Compiling ${name} for glibc 2.28")
-    list(APPEND objects ${object})
-  endforeach()
-  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/${target}.objects)
-  # zig brings its C++ library, built the first time for these options (one to three minutes of one
-  # core) and then cached. It ends up inside, hidden by the version script; -O2: without debug checks.
-  add_custom_command(OUTPUT ${output}
-    COMMAND ${compiler} -O2 -shared -o ${output} ${objects} ${arg_LIBRARIES} ${link_options} -lpthread -ldl
-    DEPENDS ${objects} ${GPUPOOL_EXPORT_MAP} VERBATIM
-    COMMENT "Linking ${output} for glibc 2.28")
-  add_custom_target(${target} ALL DEPENDS ${output})
-  set_target_properties(${target} PROPERTIES GPUPOOL_LIBRARY ${output})
-endmacro()

@@ -10,6 +10,8 @@
 #include "broker/leases.h"
 #include "broker/loop.h"
 #include "broker/sessions.h"
+#include "broker/slice_sockets.h"
+#include "broker/status.h"
 #include "broker/workers.h"
 
 namespace gpupool::broker {
@@ -49,6 +51,8 @@ class Broker {
   DeviceTable devices_;
   Door door_;
   SessionTable sessions_;
+  StatusDesk status_;
+  SliceSockets slice_sockets_;
   ControlSocket control_;
 
   uint64_t generation_ = 0;             // in force

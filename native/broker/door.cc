@@ -36,9 +36,19 @@ Door::~Door() {
   for (Listener& listener : listeners_) loop_.forget(listener.fd.get());
 }
 
-void Door::listen(Fd fd, const std::string& carrier) {
-  Listener& listener = listeners_.emplace_back(Listener{std::move(fd), carrier});
+int Door::listen(Fd fd, const std::string& carrier, std::shared_ptr<Entrance> entrance) {
+  Listener& listener =
+      listeners_.emplace_back(Listener{std::move(fd), carrier, std::move(entrance)});
   loop_.watch(listener.fd.get(), EPOLLIN, [this, at = &listener](uint32_t) { on_knock(*at); });
+  return listener.fd.get();
+}
+
+void Door::close(int number) {
+  listeners_.remove_if([&](const Listener& listener) {
+    if (listener.fd.get() != number) return false;
+    loop_.forget(number);
+    return true;
+  });
 }
 
 void Door::stop_tcp() {
@@ -53,7 +63,7 @@ void Door::on_knock(Listener& listener) {
   for (int i = 0; i < kAcceptsAtOnce; i++) {
     Fd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) {
-      admit(std::move(fd), listener.carrier);
+      admit(std::move(fd), listener);
       continue;
     }
     if (errno != EMFILE && errno != ENFILE) return;  // nobody there, or he has gone already
@@ -67,17 +77,21 @@ void Door::on_knock(Listener& listener) {
   }
 }
 
-void Door::admit(Fd fd, const std::string& carrier) {
+void Door::admit(Fd fd, const Listener& listener) {
   Peer peer;
-  peer.carrier = carrier;
-  if (carrier == "unix") {
+  peer.carrier = listener.carrier;
+  if (peer.carrier == "unix") {
     peer_of(fd.get(), &peer.uid, &peer.pid);
   } else {
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
   make_room();
-  auto guest = std::make_shared<Connection>(std::move(fd), std::move(peer), callbacks_.find_key);
+  const Entrance* entrance = listener.entrance.get();
+  auto guest =
+      entrance != nullptr
+          ? std::make_shared<Connection>(std::move(fd), std::move(peer), *entrance)
+          : std::make_shared<Connection>(std::move(fd), std::move(peer), callbacks_.find_key);
   const int number = guest->fd_.get();
   if (!loop_.watch(number, EPOLLIN | EPOLLRDHUP,
                    [this, guest](uint32_t events) { on_event(guest, events); })) {
@@ -89,6 +103,10 @@ void Door::admit(Fd fd, const std::string& carrier) {
     log_limited("a connection did not prove itself in time and is closed");
     drop(guest);
   });
+  std::string why;
+  if (entrance != nullptr && !entrance->admits(guest->peer_, &why)) {
+    refuse(guest, wire::RefusalCode::kUnknownLease, why);
+  }
 }
 
 // When too many have not proven themselves, the one who has the most of them loses his oldest, so
@@ -205,6 +223,15 @@ Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, 
   loop_.cancel(guest->timer_);
   guests_.remove(guest);
   return std::move(guest->fd_);
+}
+
+void Door::answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
+                  const std::string& frame) {
+  if (guest->gone()) return;
+  guest->handshake_.welcome({}, 0, 0, devices);
+  guest->handshake_.output() += frame;
+  flush(guest);
+  drop(guest);
 }
 
 void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {

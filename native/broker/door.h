@@ -21,6 +21,12 @@ struct Peer {
   uint32_t pid = 0;            // unix: from the kernel
 };
 
+// A socket that stands for one lease: whoever is let in needs no key, and names no lease.
+struct Entrance {
+  wire::Uuid lease{};
+  std::function<bool(const Peer&, std::string* why)> admits;
+};
+
 class Door;
 
 // A connection that has proven itself and waits for an answer.
@@ -28,6 +34,8 @@ class Connection {
  public:
   Connection(Fd fd, Peer peer, wire::ServerHandshake::FindKey find_key)
       : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(std::move(find_key)) {}
+  Connection(Fd fd, Peer peer, const Entrance& entrance)
+      : fd_(std::move(fd)), peer_(std::move(peer)), handshake_(entrance.lease) {}
 
   const wire::ServerHandshake& handshake() const { return handshake_; }
   const Peer& peer() const { return peer_; }
@@ -52,8 +60,10 @@ class Door {
   Door(EventLoop& loop, Callbacks callbacks);
   ~Door();
 
-  // `carrier`: "unix" or "tcp". Takes a listening socket; stop_tcp() ends the TCP ones.
-  void listen(Fd listener, const std::string& carrier);
+  // `carrier`: "unix" or "tcp". Takes a listening socket and returns its number for close();
+  // stop_tcp() ends the TCP ones.
+  int listen(Fd listener, const std::string& carrier, std::shared_ptr<Entrance> entrance = nullptr);
+  void close(int listener);
   void stop_tcp();
   void set_max_half_open(size_t count) { max_half_open_ = count; }
 
@@ -62,16 +72,20 @@ class Door {
   Fd welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
              const std::vector<wire::DeviceSnapshot>& devices, const wire::CarrierOffer& offer = {},
              int offered_fd = -1);
+  // Sends kWelcome and one frame more, and closes the connection.
+  void answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
+              const std::string& frame);
   void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence);
 
  private:
   struct Listener {
     Fd fd;
     std::string carrier;
+    std::shared_ptr<Entrance> entrance;
   };
 
   void on_knock(Listener& listener);
-  void admit(Fd fd, const std::string& carrier);
+  void admit(Fd fd, const Listener& listener);
   void make_room();
   void on_event(const Guest& guest, uint32_t events);
   void read(const Guest& guest);

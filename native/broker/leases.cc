@@ -19,11 +19,19 @@ namespace {
 
 constexpr size_t kMaxLeases = 100000;
 constexpr int kMaxSlicesPerLease = 64;
+constexpr uint32_t kNobody = 0xffffffff;  // means "as it is" to chown
 
 bool take(const std::string& bytes, uint8_t* out, size_t size) {
   if (bytes.size() != size) return false;
   memcpy(out, bytes.data(), size);
   return true;
+}
+
+// It becomes the name of a directory.
+bool is_socket_name(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-';
+  });
 }
 
 // Field 22 of /proc/PID/stat; 0: no such process. The command's name may hold anything, so the
@@ -85,6 +93,7 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
     return *why = "more than 100000 leases", std::nullopt;
   }
   std::set<wire::Uuid> lease_ids, slice_ids;
+  std::set<std::string> sockets;
   for (const auto& pushed : push.leases()) {
     LeaseEntry lease;
     if (!take(pushed.id(), lease.id.data(), lease.id.size())) {
@@ -112,6 +121,14 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
       if (pushed.process().pid() == 0) return *why = name + ": process 0", std::nullopt;
       lease.process_pid = pushed.process().pid();
       lease.process_start = pushed.process().start_time();
+    }
+    if (pushed.has_socket()) {
+      lease.socket = pushed.socket().name();
+      lease.owner = pushed.socket().uid();
+      if (!is_socket_name(lease.socket) || !sockets.insert(lease.socket).second) {
+        return *why = name + ": its socket has no name of its own", std::nullopt;
+      }
+      if (lease.owner == kNobody) return *why = name + ": its socket's user", std::nullopt;
     }
     state.leases.push_back(std::move(lease));
   }
@@ -217,6 +234,8 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
     kept.key = lease->key;
     kept.consumer = lease->consumer;
     kept.max_sessions = lease->max_sessions;
+    kept.socket = lease->socket;
+    kept.owner = lease->owner;
     kept.slices = std::move(lease->slices);
     if (kept.process_pid != lease->process_pid || kept.process_start != lease->process_start) {
       if (kept.pidfd) loop_.forget(kept.pidfd.get());

@@ -93,21 +93,18 @@ void SessionTable::open_session(const Door::Guest& guest) {
                             std::to_string(limit) + " sessions, the most that are allowed");
   }
   std::vector<wire::DeviceSnapshot> snapshots;
-  for (const SliceSpec& slice : lease->slices) {
-    const Device* device = devices_.find(slice.gpu);
-    if (device == nullptr || device->status == Device::Status::kFailed) {
-      return door_.refuse(guest, RefusalCode::kNoWorker,
-                          "GPU " + slice.gpu + " cannot be used: " +
-                              (device == nullptr ? "this host does not have it" : device->why));
-    }
-    if (device->status == Device::Status::kProbing) {
+  std::string why;
+  switch (devices_.snapshots(*lease, &snapshots, &why)) {
+    case Device::Status::kReady:
+      break;
+    case Device::Status::kFailed:
+      return door_.refuse(guest, RefusalCode::kNoWorker, why);
+    case Device::Status::kProbing:
       if (waiting_.size() >= kMaxWaiting) {
         return door_.refuse(guest, RefusalCode::kLimit, "too many clients wait for the driver");
       }
       waiting_.push_back(guest);
       return;
-    }
-    snapshots.push_back(slice_snapshot(*device, slice));
   }
 
   const wire::Uuid id = random_uuid();
@@ -118,7 +115,8 @@ void SessionTable::open_session(const Door::Guest& guest) {
     session.epoch = randombytes_random();
   } while (session.epoch == 0);  // 0 is the handshake's
   session.peer = guest->peer();
-  if (session.peer.pid == 0) session.peer.pid = guest->handshake().hello().pid;
+  session.told_pid = guest->handshake().hello().pid;
+  if (session.peer.pid == 0) session.peer.pid = session.told_pid;
   session.program = printable(guest->handshake().hello().program);
   session.opened_unix_ns = unix_ns();
   session.control = door_.welcome(guest, id, session.epoch, kInitialCredit, snapshots);
@@ -310,6 +308,18 @@ void SessionTable::on_worker_end(const Worker& worker, const WorkerExit& exit) {
 }
 
 // ---- Usage ------------------------------------------------------------------------------------
+
+std::vector<SessionTable::Use> SessionTable::uses(const wire::Uuid& lease) const {
+  std::vector<Use> uses;
+  for (const auto& [id, session] : sessions_) {
+    if (session.lease != lease || session.ended) continue;
+    for (const auto& [device, pid] : session.current) {
+      uses.push_back({session.peer.pid, session.told_pid, device, by_pid_.at(pid)->charge.bytes,
+                      session.program});
+    }
+  }
+  return uses;
+}
 
 void SessionTable::on_worker_usage(const Worker& worker) {
   Usage& usage = usage_[worker.owner.slice];

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace gpupool::broker {
@@ -76,6 +77,19 @@ bool is_alive(const sockaddr_un& address, int type) {
   return errno == EAGAIN || errno == EPROTOTYPE;  // a full backlog; a live socket of another type
 }
 
+// `path` is what the address is called in errors.
+Fd listen_at(const sockaddr_un& address, const std::string& path, int type, unsigned mode) {
+  Fd listener(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener) fail("cannot make a socket", errno);
+  // Nobody can connect before the mode is right: bind makes the file, listen opens it.
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    fail("cannot bind " + path, errno);
+  }
+  if (chmod(address.sun_path, mode) != 0) fail("cannot set the mode of " + path, errno);
+  if (listen(listener.get(), kBacklog) != 0) fail("cannot listen on " + path, errno);
+  return listener;
+}
+
 }  // namespace
 
 Fd lock_run_directory(const std::string& run_dir) {
@@ -118,15 +132,19 @@ Fd listen_unix(const std::string& path, int type, unsigned mode) {
     }
     if (unlink(path.c_str()) != 0) fail("cannot remove the stale socket " + path, errno);
   }
-  Fd listener(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener) fail("cannot make a socket", errno);
-  // Nobody can connect before the mode is right: bind makes the file, listen opens it.
-  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-    fail("cannot bind " + path, errno);
+  return listen_at(address, path, type, mode);
+}
+
+Fd listen_in(int directory, const char* name, const std::string& path, unsigned mode) {
+  // Through /proc the path is short and leads to this very directory, wherever it is.
+  const std::string at = "/proc/self/fd/" + std::to_string(directory) + "/" + name;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, at.c_str(), std::min(at.size(), sizeof address.sun_path - 1));
+  if (unlinkat(directory, name, 0) != 0 && errno != ENOENT) {
+    fail("cannot remove the stale socket in " + path, errno);
   }
-  if (chmod(path.c_str(), mode) != 0) fail("cannot set the mode of " + path, errno);
-  if (listen(listener.get(), kBacklog) != 0) fail("cannot listen on " + path, errno);
-  return listener;
+  return listen_at(address, path + "/" + name, SOCK_STREAM, mode);
 }
 
 Fd listen_loopback(const std::string& address, std::string* bound, std::string* why) {

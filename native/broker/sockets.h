@@ -26,6 +26,10 @@ Fd lock_run_directory(const std::string& run_dir);
 // Throws StartError.
 Fd listen_unix(const std::string& path, int type, unsigned mode);
 
+// Listens on a stream socket `name` in an open directory that only the broker writes to, in place
+// of what is there; `path` is the directory's for errors. Throws StartError.
+Fd listen_in(int directory, const char* name, const std::string& path, unsigned mode);
+
 // Listens on "HOST:PORT" or "[HOST]:PORT", which must be a loopback address: what travels over
 // plain TCP is not encrypted. No descriptor: `why` is one sentence.
 Fd listen_loopback(const std::string& address, std::string* bound, std::string* why);

@@ -401,6 +401,21 @@ CUresult cuCtxSynchronize_v2(CUcontext handle) {
   return synchronize(context);
 }
 
+// Waited for: the driver tells by the result what it makes of the value, and whether there is room.
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+  Context* context;
+  if (const CUresult e = enter(&context)) return e;
+  REQUIRE(limit >= 0 && limit < CU_LIMIT_MAX);
+  PendingCall call;
+  return settle(context, channel_of(context).call(
+                             op(Operation::kCtxSetLimit), context->wire_id(), 16,
+                             [&](wire::Encoder& encoder) {
+                               encoder.scalar(static_cast<uint64_t>(limit));
+                               encoder.scalar(value);
+                             },
+                             &call));
+}
+
 CUresult cuCtxGetCacheConfig(CUfunc_cache* config) {
   Context* context;
   if (const CUresult e = enter(&context)) return e;
@@ -447,7 +462,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags) {
   Context* context;
   if (const CUresult e = enter(&context)) return e;
   REQUIRE(flags == 0);
-  if (find_context(handle) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const Context* peer = find_context(handle);
+  if (peer == nullptr || peer == context) return CUDA_ERROR_INVALID_CONTEXT;
   return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 }
 

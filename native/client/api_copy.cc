@@ -3,6 +3,8 @@
 #define GPUPOOL_CUDA_ABI_EXACT 1
 #include <string.h>
 
+#include <utility>
+
 #include "api/cuda_abi.h"
 #include "client/copies.h"
 #include "client/state.h"
@@ -275,20 +277,26 @@ CUresult copy_3d(Context* context, const CUDA_MEMCPY3D* asked, CUstream stream, 
   if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE && host_memory_in_use()) {
     if (const CUresult e = cuStreamSynchronize(stream)) return e;
   }
-  for (uint64_t z = 0; z < depth; z++) {
-    Side to, from;
-    const uint64_t from_offset =
-        ((copy->srcZ + z) * from_height + copy->srcY) * from_pitch + copy->srcXInBytes;
-    const uint64_t to_offset =
-        ((copy->dstZ + z) * to_height + copy->dstY) * to_pitch + copy->dstXInBytes;
-    if (const CUresult e = side(copy->srcMemoryType, copy->srcHost, copy->srcDevice, from_offset,
-                                from_pitch, &from)) {
-      return e;
-    }
-    if (const CUresult e =
-            side(copy->dstMemoryType, copy->dstHost, copy->dstDevice, to_offset, to_pitch, &to)) {
-      return e;
-    }
+  Side to, from;  // of the first plane
+  if (const CUresult e =
+          side(copy->srcMemoryType, copy->srcHost, copy->srcDevice,
+               (copy->srcZ * from_height + copy->srcY) * from_pitch + copy->srcXInBytes, from_pitch,
+               &from)) {
+    return e;
+  }
+  if (const CUresult e = side(copy->dstMemoryType, copy->dstHost, copy->dstDevice,
+                              (copy->dstZ * to_height + copy->dstY) * to_pitch + copy->dstXInBytes,
+                              to_pitch, &to)) {
+    return e;
+  }
+  // All planes are looked at before the first is copied.
+  const uint64_t from_plane = from_pitch * from_height, to_plane = to_pitch * to_height;
+  for (const auto& [end, plane] : {std::pair{&from, from_plane}, {&to, to_plane}}) {
+    if (end->type != CU_MEMORYTYPE_DEVICE) continue;
+    const uint64_t bytes = (depth - 1) * plane + span(end->pitch, width, height);
+    if (const CUresult e = check_device(context, end->address, bytes)) return e;
+  }
+  for (uint64_t z = 0; z < depth; z++, from.address += from_plane, to.address += to_plane) {
     if (const CUresult e = copy_plane(context, to, from, width, height, on_wire, synchronous))
       return e;
   }

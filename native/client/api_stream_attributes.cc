@@ -1,10 +1,8 @@
-// Attributes of streams. They are hints of how caches and waiting threads should behave: kept for
-// those who ask, and of no effect on results.
+// Attributes of streams.
 #define GPUPOOL_CUDA_ABI_EXACT 1
-#include <string.h>
-
 #include "api/cuda_abi.h"
 #include "client/state.h"
+#include "frontdoor/stream_attributes.h"
 
 using namespace gpupool;          // NOLINT: a file of entry points
 using namespace gpupool::client;  // NOLINT
@@ -14,16 +12,11 @@ using namespace gpupool::client;  // NOLINT
 
 namespace {
 
-struct Attributes {
-  CUaccessPolicyWindow window{};
-  CUsynchronizationPolicy policy = CU_SYNC_POLICY_AUTO;
-  CUlaunchMemSyncDomainMap domains{0, 1};
-  CUlaunchMemSyncDomain domain = CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT;
-};
+using frontdoor::StreamAttributes;
 
 struct Registry {
   std::mutex lock;
-  std::map<uint64_t, Attributes> streams;  // by handle; a default stream by its context's
+  std::map<uint64_t, StreamAttributes> streams;  // by handle; a default stream by its context's
 };
 
 Registry& registry() {
@@ -32,7 +25,7 @@ Registry& registry() {
 }
 
 // With the registry's lock held.
-Attributes& attributes_of(const Context* context, const Stream* stream) {
+StreamAttributes& attributes_of(const Context* context, const Stream* stream) {
   constexpr size_t kTidy = 1024;
   auto& all = registry().streams;
   if (all.size() > kTidy) {
@@ -63,28 +56,7 @@ CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute,
   if (const CUresult e = find(handle, &context, &stream)) return e;
   REQUIRE(value != nullptr);
   std::lock_guard guard(registry().lock);
-  Attributes& own = attributes_of(context, stream);
-  switch (attribute) {
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      REQUIRE(value->accessPolicyWindow.hitRatio >= 0 && value->accessPolicyWindow.hitRatio <= 1);
-      own.window = value->accessPolicyWindow;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-      REQUIRE(value->syncPolicy >= CU_SYNC_POLICY_AUTO &&
-              value->syncPolicy <= CU_SYNC_POLICY_BLOCKING_SYNC);
-      own.policy = value->syncPolicy;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-      own.domains = value->memSyncDomainMap;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      REQUIRE(value->memSyncDomain == CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT ||
-              value->memSyncDomain == CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE);
-      own.domain = value->memSyncDomain;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;  // a stream's priority is fixed when it is made
-  }
+  return attributes_of(context, stream).set(attribute, *value);
 }
 
 CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue* value) {
@@ -93,26 +65,8 @@ CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUstrea
   if (const CUresult e = find(handle, &context, &stream)) return e;
   REQUIRE(value != nullptr);
   std::lock_guard guard(registry().lock);
-  const Attributes& own = attributes_of(context, stream);
-  switch (attribute) {
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      value->accessPolicyWindow = own.window;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-      value->syncPolicy = own.policy;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-      value->priority = stream != nullptr ? stream->priority : 0;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-      value->memSyncDomainMap = own.domains;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      value->memSyncDomain = own.domain;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
+  const int priority = stream != nullptr ? stream->priority : 0;
+  return attributes_of(context, stream).get(attribute, priority, value);
 }
 
 CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
@@ -121,7 +75,7 @@ CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
   if (const CUresult e = find(to, &context, &target)) return e;
   if (const CUresult e = find(from, &context, &source)) return e;
   std::lock_guard guard(registry().lock);
-  const Attributes copied = attributes_of(context, source);
+  const StreamAttributes copied = attributes_of(context, source);
   attributes_of(context, target) = copied;
   return CUDA_SUCCESS;
 }

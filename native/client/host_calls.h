@@ -16,12 +16,9 @@
 namespace gpupool::client {
 
 struct Context;
-struct Device;
 
 class HostCalls {
  public:
-  explicit HostCalls(Device& device) : device_(device) {}
-
   // Each returns the number under which the worker asks for it; waits while very many are
   // outstanding.
   uint32_t add_function(Context* context, CUhostFn function, void* data);
@@ -54,7 +51,6 @@ class HostCalls {
 
   static std::atomic<uint64_t> outstanding_;
 
-  Device& device_;
   std::mutex lock_;
   std::condition_variable changed_;
   std::map<uint32_t, Item> items_;

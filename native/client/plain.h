@@ -7,8 +7,11 @@
 #include "client/modules.h"
 #include "client/state.h"
 #include "graphs/capture.h"
+#include "wire/extent.h"
 
 namespace gpupool::client {
+
+using wire::extent;
 
 struct PlainCall {
   Context* context = nullptr;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "carriers/ring.h"
+#include "client/connect.h"
 #include "client/log.h"
 #include "client/pools.h"
 #include "frontdoor/default_stream.h"
@@ -24,34 +25,6 @@
 
 namespace gpupool::client {
 namespace {
-
-// The handshake's view of a carrier.
-class CarrierStream final : public wire::HandshakeStream {
- public:
-  explicit CarrierStream(std::unique_ptr<carriers::Carrier> carrier)
-      : carrier(std::move(carrier)) {}
-  bool send_all(const void* data, size_t bytes, int timeout_ms) override {
-    return carriers::write_all(*carrier, data, bytes, timeout_ms * 1000ll);
-  }
-  bool receive_all(void* data, size_t bytes, int timeout_ms) override {
-    return carriers::read_all(*carrier, data, bytes, timeout_ms * 1000ll);
-  }
-  std::unique_ptr<carriers::Carrier> carrier;
-};
-
-std::unique_ptr<wire::HandshakeStream> open_carrier(const wire::LeaseCarrier& where,
-                                                    std::string* why) {
-  std::unique_ptr<carriers::Carrier> carrier;
-  if (where.kind == "unix") {
-    carrier = carriers::connect_unix(where.path, why);
-  } else if (where.kind == "tcp") {
-    carrier = carriers::connect_tcp(where.host, where.port, why);
-  } else {
-    *why = "this client knows no carrier of the kind " + where.kind;
-  }
-  if (carrier == nullptr) return nullptr;
-  return std::make_unique<CarrierStream>(std::move(carrier));
-}
 
 // What a data connection goes on over: itself, or the ring that was offered with it.
 std::unique_ptr<carriers::Carrier> settle_carrier(wire::Connected& connected) {
@@ -158,7 +131,7 @@ CUresult Process::init(unsigned flags) {
 CUresult Process::connect() {
   std::string why;
   // A program that was given a lease is told what is wrong with it; others just see no device.
-  const bool speak = log_chosen() || getenv("GPUPOOL_LEASE_FILE") != nullptr;
+  const bool speak = log_chosen() || wire::lease_was_given();
   auto lease = wire::load_lease_from_environment(&why);
   if (!lease) {
     if (speak) log(Level::kError, "no lease: %s", why.c_str());

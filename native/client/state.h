@@ -79,7 +79,7 @@ struct Device final : ChannelEvents {
   void printf_output(const char* text, size_t bytes) override;
   void host_function_called(uint32_t context, const wire::HostFunctionCall& call) override;
 
-  HostCalls host_calls{*this};
+  HostCalls host_calls;
   void error_output(const char* text, size_t bytes) override;
 };
 

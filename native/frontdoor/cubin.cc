@@ -170,20 +170,17 @@ size_t trusted_cubin_bytes(const void* elf) {
   if (!can_read(elf, sizeof header)) return 0;
   memcpy(&header, start, sizeof header);
   if (!read_cubin_header({start, sizeof header})) return 0;
+  if (header.e_shoff > kMaxOffset || header.e_phoff > kMaxOffset) return 0;
   uint64_t end = sizeof header;
   end = std::max<uint64_t>(end, header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize);
   end = std::max<uint64_t>(end, header.e_phoff + uint64_t{header.e_phnum} * header.e_phentsize);
   if (header.e_shentsize < sizeof(Elf64_Shdr) && header.e_shnum != 0) return 0;
-  const uint64_t table = reinterpret_cast<uint64_t>(elf);
-  if (header.e_shoff > UINT64_MAX - table ||
-      !can_read(start + header.e_shoff, uint64_t{header.e_shnum} * header.e_shentsize)) {
-    return 0;
-  }
+  if (!can_read(start + header.e_shoff, uint64_t{header.e_shnum} * header.e_shentsize)) return 0;
   for (uint16_t i = 0; i < header.e_shnum; ++i) {
     Elf64_Shdr section;
     memcpy(&section, start + header.e_shoff + uint64_t{i} * header.e_shentsize, sizeof section);
     if (section.sh_type == SHT_NOBITS) continue;
-    if (section.sh_offset > INT64_MAX || section.sh_size > INT64_MAX) return 0;
+    if (section.sh_offset > kMaxOffset || section.sh_size > kMaxOffset) return 0;
     end = std::max<uint64_t>(end, section.sh_offset + section.sh_size);
   }
   return end;

@@ -106,8 +106,7 @@ CUresult read_trusted_fatbin(const void* fatbin, std::vector<Candidate>* part) {
   FatbinHeader header;
   if (fatbin == nullptr || !can_read(fatbin, sizeof header)) return CUDA_ERROR_INVALID_IMAGE;
   memcpy(&header, fatbin, sizeof header);
-  if (header.magic != kFatbinMagic || header.bytes > UINT64_MAX / 2)
-    return CUDA_ERROR_INVALID_IMAGE;
+  if (header.magic != kFatbinMagic || header.bytes > kMaxOffset) return CUDA_ERROR_INVALID_IMAGE;
   return read_fatbin({static_cast<const uint8_t*>(fatbin), header.header_bytes + header.bytes},
                      true, part);
 }

@@ -218,25 +218,18 @@ GPUPOOL_API cuCtxSynchronize_v2(CUcontext ctx) {
 }
 
 GPUPOOL_API cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
-  if (current_context() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  switch (limit) {
-    case CU_LIMIT_STACK_SIZE:
-      *pvalue = 1024;
-      return CUDA_SUCCESS;
-    case CU_LIMIT_PRINTF_FIFO_SIZE:
-      *pvalue = 1 << 20;
-      return CUDA_SUCCESS;
-    case CU_LIMIT_MALLOC_HEAP_SIZE:
-      *pvalue = 8 << 20;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  }
+  CUctx_st* context = current_context();
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (limit < 0 || size_t(limit) >= std::size(context->limits)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  *pvalue = context->limits[limit];
+  return CUDA_SUCCESS;
 }
 
-GPUPOOL_API cuCtxSetLimit(CUlimit limit, size_t) {
-  size_t ignored;
-  return cuCtxGetLimit(&ignored, limit);
+GPUPOOL_API cuCtxSetLimit(CUlimit limit, size_t value) {
+  size_t before;
+  const CUresult known = cuCtxGetLimit(&before, limit);
+  if (known == CUDA_SUCCESS) current_context()->limits[limit] = value;
+  return known;
 }
 
 GPUPOOL_API cuCtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {

@@ -75,6 +75,8 @@ struct CUctx_st {
   bool primary = false;
   int retained = 0;
   unsigned long long id = 0;
+  // By CUlimit: stack, printf's buffer, heap. Others are not supported.
+  size_t limits[3] = {1024, 1 << 20, 8 << 20};
 };
 
 struct CUstream_st {

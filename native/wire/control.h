@@ -3,6 +3,7 @@
 // A session has one control connection, which ends at the broker and lives as long as the client
 // process, and one data connection for each slice that the program uses, which the broker hands to
 // a worker after kWelcome. The lease's key never travels: both sides prove that they have it.
+// A connection for the lease's status needs no session and is over after one answer.
 //
 //   client                                   broker
 //   kHello   HelloBody                 ->
@@ -26,6 +27,7 @@ constexpr int kHandshakeTimeoutSeconds = 5;           // then the broker closes 
 enum class ConnectionPurpose : uint16_t {
   kSession = 1,  // control connection: opens a session
   kDevice = 2,   // data connection of one slice of an open session
+  kStatus = 3,   // opens no session: kWelcome as for kSession, then one kStatus, then the end
 };
 
 struct HelloBody {
@@ -34,7 +36,7 @@ struct HelloBody {
   uint16_t minor;
   uint16_t minor_min;
   uint16_t purpose;   // ConnectionPurpose
-  uint8_t lease[16];  // the lease's uuid
+  uint8_t lease[16];  // the lease's uuid; 0: that which the socket stands for (the key is 0, too)
   uint8_t client_nonce[32];
   uint8_t session[16];  // kDevice: the session's id from its kWelcome; else 0
   uint32_t device;      // kDevice: ordinal of the slice in the lease; else 0
@@ -71,7 +73,7 @@ struct WelcomeBody {
   uint8_t proof[32];
   uint8_t session[16];
   uint32_t epoch;
-  uint32_t device_count;    // kSession: the number of DeviceSnapshots that follow
+  uint32_t device_count;    // kSession, kStatus: the number of DeviceSnapshots that follow
   uint64_t initial_credit;  // bytes that the client may send before the first credit
 };
 static_assert(sizeof(WelcomeBody) == 64);
@@ -100,6 +102,39 @@ struct DeviceSnapshot {
   int32_t stream_priority_greatest;
 };
 static_assert(sizeof(DeviceSnapshot) == 936 && std::is_trivially_copyable_v<DeviceSnapshot>);
+
+// How the lease's slices do, for NVML. The body of a kStatus frame: StatusBody, slice_count times
+// SliceStatus, process_count times ProcessStatus. A later version may append to each of them: the
+// sizes are told, and what a reader does not know it skips.
+struct StatusBody {
+  uint32_t body_bytes;  // of this structure
+  uint32_t slice_bytes;
+  uint32_t slice_count;  // as many as DeviceSnapshots, in the same order
+  uint32_t process_bytes;
+  uint32_t process_count;   // at most kMaxStatusProcesses
+  uint32_t reserved;        // 0
+  char driver_version[32];  // of the host's driver, as its NVML says it; empty: not known
+};
+static_assert(sizeof(StatusBody) == 56);
+
+struct SliceStatus {
+  uint64_t memory_bytes;
+  uint64_t used_bytes;     // by all sessions of the lease
+  uint32_t busy_permille;  // device time of the last second; kNotMeasured
+  uint32_t reserved;       // 0
+};
+static_assert(sizeof(SliceStatus) == 24);
+constexpr uint32_t kNotMeasured = 0xffffffff;
+
+// A process of the lease that uses a slice. The program's name is what it said of itself.
+constexpr uint32_t kMaxStatusProcesses = 512;
+struct ProcessStatus {
+  uint32_t pid;     // as the process that asks would see it
+  uint32_t device;  // ordinal of the slice in the lease
+  uint64_t used_bytes;
+  char program[32];
+};
+static_assert(sizeof(ProcessStatus) == 48);
 
 enum class RefusalCode : uint32_t {
   kBadFrame = 1,      // not a frame, or one that is out of order

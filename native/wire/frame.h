@@ -31,6 +31,7 @@ enum class FrameKind : uint16_t {
   kProof = 3,      // client to broker
   kWelcome = 4,    // broker to client: the connection may be used
   kRefused = 5,    // broker or worker to client: a code and a sentence; the connection ends
+  kStatus = 6,     // broker to client: how the lease does, on a connection for that
   kCommands = 16,  // client to worker: a batch of commands
   kReplies = 17,   // worker to client: answers to commands that wanted one
   kEvents = 18,    // worker to client: printf output, sticky errors, host callbacks

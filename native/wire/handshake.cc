@@ -285,9 +285,12 @@ Connected connect_lease(const LeaseFile& lease, const HelloRequest& request,
 
 ServerHandshake::ServerHandshake(FindKey find_key) : find_key_(std::move(find_key)) {}
 
+ServerHandshake::ServerHandshake(const Uuid& stands_for) : stands_for_(stands_for) {}
+
 ServerHandshake::~ServerHandshake() { sodium_memzero(key_.data(), key_.size()); }
 
 Uuid ServerHandshake::lease() const {
+  if (stands_for_) return *stands_for_;
   Uuid uuid;
   memcpy(uuid.data(), hello_.lease, uuid.size());
   return uuid;
@@ -366,10 +369,11 @@ void ServerHandshake::on_hello() {
                       version(kProtocolMajor, kProtocolMinorMin, kProtocolMinor));
   }
   const auto purpose = static_cast<ConnectionPurpose>(hello_.purpose);
-  if (purpose != ConnectionPurpose::kSession && purpose != ConnectionPurpose::kDevice) {
+  if (purpose != ConnectionPurpose::kSession && purpose != ConnectionPurpose::kDevice &&
+      purpose != ConnectionPurpose::kStatus) {
     return refuse(RefusalCode::kBadFrame, "the Hello has an unknown purpose");
   }
-  const auto key = find_key_(lease());
+  const auto key = key_of_client();
   if (!key) {
     return refuse(RefusalCode::kUnknownLease,
                   "lease " + format_uuid(lease()) + " does not exist on this host, or has ended");
@@ -384,6 +388,14 @@ void ServerHandshake::on_hello() {
   append(output_, &header, sizeof header);
   append(output_, &challenge, sizeof challenge);
   state_ = State::kReadingProof;
+}
+
+// Where the socket stands for the lease, none is named and the key is no secret: both are zero.
+std::optional<LeaseKey> ServerHandshake::key_of_client() const {
+  if (!stands_for_) return find_key_(lease());
+  const bool names_none = std::all_of(std::begin(hello_.lease), std::end(hello_.lease),
+                                      [](uint8_t b) { return b == 0; });
+  return names_none ? std::optional(LeaseKey{}) : std::nullopt;
 }
 
 void ServerHandshake::on_proof(const ProofBody& proof) {

@@ -43,8 +43,16 @@ struct LeaseFile {
 // unknown kind are left out, so that a newer host can offer more than this client knows.
 std::optional<LeaseFile> parse_lease(std::string_view json, std::string* why);
 
-// Reads the file named by GPUPOOL_LEASE_FILE; GPUPOOL_CARRIER leaves only carriers of that kind.
+// In a container: a socket that stands for a lease. Its lease is named, and proven, with zeros.
+constexpr char kSliceDirectory[] = "/run/gpupool/slice";
+constexpr char kSliceSocket[] = "/run/gpupool/slice/session.sock";
+
+// The file named by GPUPOOL_LEASE_FILE, else the slice's socket; GPUPOOL_CARRIER leaves only
+// carriers of that kind.
 std::optional<LeaseFile> load_lease_from_environment(std::string* why);
+
+// Whether somebody meant this program to have a lease, good or not.
+bool lease_was_given();
 
 // ---- Client side ------------------------------------------------------------------------------
 
@@ -79,7 +87,7 @@ struct HandshakeResult {
   Uuid session{};
   uint32_t epoch = 0;  // of the frames that follow
   uint64_t initial_credit = 0;
-  std::vector<DeviceSnapshot> devices;  // kSession
+  std::vector<DeviceSnapshot> devices;  // kSession, kStatus
   CarrierOffer offer{};                 // kDevice
 };
 
@@ -120,6 +128,8 @@ class ServerHandshake {
   // `find_key` says the key of a lease, nullopt: no such lease. Called once, with the Hello.
   using FindKey = std::function<std::optional<LeaseKey>(const Uuid& lease)>;
   explicit ServerHandshake(FindKey find_key);
+  // Through a socket that stands for a lease: who comes has shown his right to it by that.
+  explicit ServerHandshake(const Uuid& stands_for);
   ~ServerHandshake();
   ServerHandshake(const ServerHandshake&) = delete;
   ServerHandshake& operator=(const ServerHandshake&) = delete;
@@ -130,8 +140,8 @@ class ServerHandshake {
   std::string& output() { return output_; }       // to be sent; the owner erases what it sent
 
   const HelloBody& hello() const { return hello_; }  // program is NUL-terminated
-  Uuid lease() const;
-  Uuid session() const;  // kDevice
+  Uuid lease() const;                                // the client's, or that which is stood for
+  Uuid session() const;                              // kDevice
   uint16_t minor() const { return minor_; }
 
   bool accepts(AcceptedOffers what) const;
@@ -144,7 +154,10 @@ class ServerHandshake {
   void on_hello();
   void on_proof(const ProofBody& proof);
 
+  std::optional<LeaseKey> key_of_client() const;
+
   FindKey find_key_;
+  std::optional<Uuid> stands_for_;
   State state_ = State::kReadingHello;
   std::string input_;
   std::string output_;

@@ -1,4 +1,5 @@
-// Lease files and uuids in text; the rest of handshake.h is in handshake.cc.
+// How a program finds its lease, lease files, and uuids in text; the rest of handshake.h is in
+// handshake.cc.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -70,6 +71,33 @@ bool add_carrier(const Json& object, LeaseFile& lease, std::string* why) {
   return true;
 }
 
+// nullptr: none is named.
+const char* lease_file() {
+  const char* path = getenv("GPUPOOL_LEASE_FILE");
+  return path != nullptr && *path != '\0' ? path : nullptr;
+}
+
+std::optional<LeaseFile> read_lease(const char* path, std::string* why) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  if (fd < 0) return *why = strerror(errno), std::nullopt;
+  std::string text;
+  char chunk[4096];
+  ssize_t got;
+  while ((got = read(fd, chunk, sizeof chunk)) != 0) {
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      *why = strerror(errno);
+      close(fd);
+      return std::nullopt;
+    }
+    text.append(chunk, static_cast<size_t>(got));
+    if (text.size() > kMaxLeaseFile) break;
+  }
+  close(fd);
+  if (text.size() > kMaxLeaseFile) return *why = "it is over 64 KiB", std::nullopt;
+  return parse_lease(text, why);
+}
+
 }  // namespace
 
 std::string format_uuid(const Uuid& uuid) {
@@ -129,34 +157,21 @@ std::optional<LeaseFile> parse_lease(std::string_view text, std::string* why) {
 }
 
 std::optional<LeaseFile> load_lease_from_environment(std::string* why) {
-  const char* path = getenv("GPUPOOL_LEASE_FILE");
-  if (path == nullptr || *path == '\0') {
-    return *why = "GPUPOOL_LEASE_FILE is not set: start the program with gpupoolctl run",
-           std::nullopt;
+  std::optional<LeaseFile> lease;
+  std::string prefix;
+  if (const char* path = lease_file(); path != nullptr) {
+    prefix = std::string("lease file ") + path + ": ";
+    lease = read_lease(path, why);
+    if (!lease) return *why = prefix + *why, std::nullopt;
+  } else if (lease_was_given()) {
+    prefix = std::string(kSliceDirectory) + ": ";
+    lease.emplace().carriers = {{"unix", kSliceSocket, "", 0}};
+  } else {
+    *why =
+        "GPUPOOL_LEASE_FILE is not set: start the program with gpupoolctl run, or its container "
+        "with --device gpupool/slice=NAME";
+    return std::nullopt;
   }
-  const std::string prefix = std::string("lease file ") + path + ": ";
-  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-  if (fd < 0) return *why = prefix + strerror(errno), std::nullopt;
-  std::string text;
-  char chunk[4096];
-  ssize_t got;
-  while ((got = read(fd, chunk, sizeof chunk)) != 0) {
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      *why = prefix + strerror(errno);
-      close(fd);
-      return std::nullopt;
-    }
-    text.append(chunk, static_cast<size_t>(got));
-    if (text.size() > kMaxLeaseFile) break;
-  }
-  close(fd);
-  if (text.size() > kMaxLeaseFile) return *why = prefix + "it is over 64 KiB", std::nullopt;
-
-  std::string what;
-  auto lease = parse_lease(text, &what);
-  if (!lease) return *why = prefix + what, std::nullopt;
-
   const char* only = getenv("GPUPOOL_CARRIER");
   if (only != nullptr && *only != '\0') {
     std::erase_if(lease->carriers, [&](const LeaseCarrier& c) { return c.kind != only; });
@@ -167,5 +182,7 @@ std::optional<LeaseFile> load_lease_from_environment(std::string* why) {
   }
   return lease;
 }
+
+bool lease_was_given() { return lease_file() != nullptr || access(kSliceDirectory, F_OK) == 0; }
 
 }  // namespace gpupool::wire

@@ -1,4 +1,4 @@
-// Contexts: creating, destroying, synchronising.
+// Contexts: creating, destroying, synchronising, limits.
 #define GPUPOOL_CUDA_ABI_EXACT 1
 #include "worker/session_state.h"
 #include "worker/waiting.h"
@@ -87,11 +87,63 @@ bool create(SessionState& session, const Command& command) {
   return session.answer(command, CUDA_SUCCESS, &created, sizeof created);
 }
 
+// A driver takes the heap and printf's buffer when they are first used, so they are charged here;
+// what it takes at once for other limits is seen in what it holds.
+bool set_limit(SessionState& session, const Command& command) {
+  wire::Decoder decoder = command.body;
+  const int number = decoder.narrow<int32_t>();
+  const uint64_t value = decoder.scalar();
+  if (!decoder.finished()) return session.malformed(command);
+  Context* context = session.context(command);
+  if (context == nullptr) return session.answer(command, CUDA_ERROR_INVALID_CONTEXT);
+  if (number < 0 || number >= CU_LIMIT_MAX) {
+    return session.answer(command, CUDA_ERROR_INVALID_VALUE);
+  }
+  const auto limit = static_cast<CUlimit>(number);
+  // A part of the card's cache, which all slices use.
+  if (limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE) {
+    return session.answer(command, CUDA_ERROR_UNSUPPORTED_LIMIT);
+  }
+  const auto set = session.driver().cuCtxSetLimit;
+  const auto get = session.driver().cuCtxGetLimit;
+  if (set == nullptr || get == nullptr) return session.answer(command, CUDA_ERROR_NOT_SUPPORTED);
+  size_t before = 0;
+  const CUresult known = session.query(context, [&] { return get(&before, limit); });
+  if (known != CUDA_SUCCESS) return session.answer(command, known);
+
+  const bool later = limit == CU_LIMIT_MALLOC_HEAP_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE;
+  LimitCharge unused;
+  LimitCharge& held =
+      later ? context->limits.try_emplace(limit, LimitCharge{before, 0}).first->second : unused;
+  // Brings the charge to what a limit of this size needs. False: the slice has no room for it.
+  const auto charge = [&](uint64_t size) {
+    const uint64_t wanted = later && size > held.own ? size - held.own : 0;
+    if (wanted > held.charged && !session.account().charge(wanted - held.charged)) return false;
+    if (wanted < held.charged) session.account().refund(held.charged - wanted);
+    held.charged = wanted;
+    return true;
+  };
+  if (value > before && !charge(value)) return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
+  CUresult result = set(limit, value);
+  size_t granted = before;
+  if (result == CUDA_SUCCESS) get(&granted, limit);
+  if (!charge(granted) || !session.account().settle()) {
+    set(limit, before);
+    charge(before);
+    session.account().settle();
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return session.answer(command, result);
+}
+
 }  // namespace
 
 bool execute_context(SessionState& session, const Command& command) {
   if (static_cast<wire::Operation>(command.operation) == wire::Operation::kCtxCreateV4) {
     return create(session, command);
+  }
+  if (static_cast<wire::Operation>(command.operation) == wire::Operation::kCtxSetLimit) {
+    return set_limit(session, command);
   }
   wire::Decoder decoder = command.body;
   if (static_cast<wire::Operation>(command.operation) == wire::Operation::kCtxDestroyV2) {

@@ -11,7 +11,7 @@ namespace gpupool::worker {
 namespace {
 
 constexpr size_t kMaxText =
-    8 * 1024 * 1024;  // the rest waits in the pipe, and then the driver does
+    8 * 1024 * 1024;  // the rest overflows, or waits in the pipe, and then the driver does
 constexpr size_t kMaxTee = 64 * 1024;
 
 void flush(int fd) {
@@ -21,7 +21,8 @@ void flush(int fd) {
 
 }  // namespace
 
-OutputCapture::OutputCapture(int fd, Kind kind) : fd_(fd), kind_(kind) {
+OutputCapture::OutputCapture(int fd, Kind kind, std::function<void(const std::string&)> overflow)
+    : fd_(fd), kind_(kind), overflow_(std::move(overflow)) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return;
   read_end_ = ends[0];
@@ -80,6 +81,11 @@ void OutputCapture::drain_loop() {
     {
       std::lock_guard guard(lock_);
       room = drain_locked();
+      if (!room && overflow_) {
+        overflow_(text_);
+        text_.clear();
+        room = true;
+      }
     }
     if (!room) {
       pollfd stop{stop_[0], POLLIN, 0};

@@ -3,6 +3,7 @@
 // is.
 #pragma once
 
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -12,12 +13,13 @@ namespace gpupool::worker {
 class OutputCapture {
  public:
   enum class Kind {
-    kWait,  // all of it for the client: the driver waits while too much lies here
+    kWait,  // all of it for the client: while too much lies here it goes to `overflow`
     kTee,   // goes on to where it went before; what the client does not take soon is cut off
   };
 
-  // From now on what this process writes to `fd`.
-  OutputCapture(int fd, Kind kind);
+  // From now on what this process writes to `fd`. A driver may write more in one call than is kept
+  // here: the rest is given to `overflow`, by a thread of this object's own, in order.
+  OutputCapture(int fd, Kind kind, std::function<void(const std::string&)> overflow = {});
   ~OutputCapture();
   OutputCapture(const OutputCapture&) = delete;
   OutputCapture& operator=(const OutputCapture&) = delete;
@@ -31,6 +33,7 @@ class OutputCapture {
 
   const int fd_;
   const Kind kind_;
+  const std::function<void(const std::string&)> overflow_;
   int read_end_ = -1, before_ = -1, stop_[2] = {-1, -1};
   std::mutex lock_;
   std::string text_;

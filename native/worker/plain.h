@@ -3,9 +3,12 @@
 
 #include <type_traits>
 
+#include "wire/extent.h"
 #include "worker/session_state.h"
 
 namespace gpupool::worker {
+
+using wire::extent;
 
 template <typename T>
 T get(wire::Decoder& decoder) {

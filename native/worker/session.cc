@@ -12,7 +12,6 @@
 #include "worker/waiting.h"
 
 namespace gpupool::worker {
-
 namespace {
 constexpr uint64_t kAnswerCredit = 512 * 1024;
 }
@@ -202,6 +201,7 @@ bool SessionState::execute(const Command& command) {
     case Operation::kCtxCreateV4:
     case Operation::kCtxDestroyV2:
     case Operation::kCtxSynchronize:
+    case Operation::kCtxSetLimit:
       return execute_context(*this, command);
     case Operation::kMemAllocV2:
     case Operation::kMemFreeV2:
@@ -560,9 +560,9 @@ void SessionState::destroy_context(Context* context) {
   } else {
     table.cuDevicePrimaryCtxRelease_v2(assignment_.device_ordinal);
   }
+  for (const auto& [limit, charge] : context->limits) account_.refund(charge.charged);
   contexts_by_id_.erase(context->id);
-  if (context_cache_ == context) context_cache_ = nullptr;
-  current_ = nullptr;
+  context_cache_ = current_ = nullptr;
   contexts.erase(context->handle);
 }
 

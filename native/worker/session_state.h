@@ -89,6 +89,12 @@ struct GraphExec {
   std::vector<uint8_t> description;  // while it, or an update, is coming in
 };
 
+// Memory that the driver sets aside for a context as its limit says.
+struct LimitCharge {
+  uint64_t own = 0;      // the driver's own value, which is the context's
+  uint64_t charged = 0;  // what the program asked for beyond it
+};
+
 struct Context {
   CUcontext driver = nullptr;
   uint32_t id = 0;  // wire id
@@ -103,6 +109,7 @@ struct Context {
   // the legacy stream wait for the event first.
   uint64_t fence = 0, fence_recorded = 0;
   CUevent fence_event = nullptr;
+  std::map<CUlimit, LimitCharge> limits;
 };
 
 struct Command {
@@ -159,6 +166,9 @@ class SessionState final : private Frames::Deputy {
     if (stream->non_blocking && stream->fence_seen != context->fence) [[unlikely]] {
       pass_fence(context, stream);
     }
+    // What the free waited for may be over by now: later work finds the memory gone, as in CUDA.
+    if (!pending_frees_.empty()) [[unlikely]]
+      free_ready(false);
     if (!stream->busy) {
       stream->busy = true;
       context->busy.push_back(stream);
@@ -311,7 +321,9 @@ class SessionState final : private Frames::Deputy {
   std::vector<CUevent> spare_events_;
   Staging staging_;
   LentBulk lent_;
-  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait};
+  OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait, [this](const std::string& text) {
+                          send_text(wire::EventKind::kPrintf, 0, text);
+                        }};
   OutputCapture reports_{STDERR_FILENO, OutputCapture::Kind::kTee};
   OutgoingCopies outgoing_;
   HostFunctions host_functions_;

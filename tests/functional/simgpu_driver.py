@@ -186,6 +186,58 @@ LOOP:
 }
 """
 
+#: spin(): runs for ever
+SPIN = """
+.visible .entry spin() {
+  .reg .b32 %r<2>;
+  mov.u32 %r1, 0;
+LOOP:
+  add.u32 %r1, %r1, 1;
+  bra LOOP;
+}
+"""
+
+#: stuck(): half of a warp waits for the whole of it, which never comes
+STUCK = """
+.visible .entry stuck() {
+  .reg .b32 %r<2>; .reg .pred %p<2>;
+  mov.u32 %r1, %tid.x;
+  setp.lt.u32 %p1, %r1, 16;
+  @%p1 bra LOW;
+  bar.sync 1, 64;
+  ret;
+LOW:
+  bar.sync 2, 64;
+  ret;
+}
+"""
+
+#: unwritten(address): hands out shared memory that nothing wrote
+UNWRITTEN = """
+.visible .entry unwritten(.param .u64 address) {
+  .shared .align 4 .b8 place[64];
+  .reg .b64 %rd<2>; .reg .b32 %r<2>;
+  ld.param.u64 %rd1, [address];
+  ld.shared.u32 %r1, [place+8];
+  st.global.u32 [%rd1], %r1;
+  ret;
+}
+"""
+
+#: order(address): each block writes its number behind those that were there before; first a counter
+ORDER = """
+.visible .entry order(.param .u64 address) {
+  .reg .b64 %rd<4>; .reg .b32 %r<3>;
+  ld.param.u64 %rd1, [address];
+  atom.global.add.u32 %r1, [%rd1], 1;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  mov.u32 %r2, %ctaid.x;
+  st.global.u32 [%rd3+4], %r2;
+  ret;
+}
+"""
+
 TRAP = """
 .visible .entry stop() {
   trap;

@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import simgpu_limit_scenarios as limits
 import simgpu_memory_scenarios as memory
 from simgpu_driver import (
     ADD,
@@ -451,6 +452,6 @@ def devices() -> None:
 if __name__ == "__main__":
     try:
         name = sys.argv[1]
-        (getattr(memory, name, None) or globals()[name])()
+        (getattr(memory, name, None) or getattr(limits, name, None) or globals()[name])()
     except CudaError as error:
         sys.exit(f"unexpected {error}")

@@ -44,10 +44,12 @@ def test_fault_found_by_the_runtime(pool: Pool, compiler: Compiler) -> None:
 def test_an_assertion_says_so_where_the_program_runs(pool: Pool, compiler: Compiler) -> None:
     faulty = pool.run("main", [str(compiler.cuda("assertion"))])
     assert (faulty.returncode, faulty.stdout) == (0, "ok\n"), faulty.stderr
-    # The form of CUDA's message: file, line, function, where, what.
+    # The form of CUDA's message, a line of its own: file, line, function, where, what.
     message = (
-        r"assertion\.cu:7: .*check.*: block: \[1,0,0\], thread: \[3,0,0\]"
-        r" Assertion `i != \*limit` failed"
+        r"^(/\S*)?assertion\.cu:7: void check\(const int \*, int \*\): block: \[1,0,0\], "
+        r"thread: \[3,0,0\] Assertion `i != \*limit` failed\.$"
     )
-    assert len(re.findall(message, faulty.stderr)) == 1, faulty.stderr
-    assert re.search(message, pool.worker_logs())
+    assert len(re.findall(message, faulty.stderr, re.MULTILINE)) == 1, faulty.stderr
+    assert re.search(message, pool.worker_logs(), re.MULTILINE)
+    # The report names the kernel as the program does, and as the module does.
+    assert "=========     at kernel check(int const*, int*) (_Z5checkPKiPi)\n" in faulty.stderr

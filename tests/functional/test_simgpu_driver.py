@@ -65,6 +65,7 @@ def machine(simulated_driver: Path, tmp_path: Path) -> Machine:
         "pointers",
         "linking",
         "forked",
+        "stuck",
     ],
 )
 def test_behaves_like_the_driver(machine: Machine, scenario: str) -> None:
@@ -74,9 +75,79 @@ def test_behaves_like_the_driver(machine: Machine, scenario: str) -> None:
 def test_faults_are_sticky_and_told(machine: Machine) -> None:
     _, err = machine.run("faults")
     assert "Invalid write of size 4 bytes (error 700)" in err
-    assert "at store" in err
+    assert "at kernel store\n" in err
     assert "by thread (0,0,0) in block (0,0,0)" in err
     assert "Misaligned write of size 4 bytes (error 716)" in err
+
+
+def test_limits_of_a_context(machine: Machine) -> None:
+    out, _ = machine.run("limits")
+    assert out == "hello 1\nhello 4\nhello 3\n"
+
+
+def test_deadlock_is_told(machine: Machine) -> None:
+    _, err = machine.run("stuck")
+    assert "deadlock: threads wait at a barrier for threads that never arrive" in err
+    assert "at kernel stuck\n" in err
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        ("kernel_instruction_limit = 1000000", "more instructions than the launch allows"),
+        ("kernel_time_limit_ms = 300", "ran longer than the machine allows"),
+    ],
+)
+def test_endless_kernels_are_stopped(
+    machine: Machine, tmp_path: Path, limit: str, sentence: str
+) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(f"{limit}\n[[gpu]]\n")
+    _, err = machine.run("endless", GPUPOOL_SIMGPU_MACHINE=str(path))
+    assert "Kernel stopped with error 702" in err and sentence in err
+
+
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.6"])
+def test_compute_capabilities(machine: Machine, tmp_path: Path, capability: str) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(f"[[gpu]]\ncompute_capability = '{capability}'\n")
+    machine.run("capability", capability, GPUPOOL_SIMGPU_MACHINE=str(path))
+
+
+def test_strict_mode(machine: Machine) -> None:
+    assert machine.run("unwritten") == ("0\n", "")
+    assert machine.run("unwritten", GPUPOOL_SIMGPU_STRICT="0") == ("0\n", "")
+    out, err = machine.run("unwritten", GPUPOOL_SIMGPU_STRICT="1")
+    assert out == "719\n"
+    assert "a read of shared memory that the block has not written: ld.shared.u32" in err
+    _, err = machine.run("unwritten_global", GPUPOOL_SIMGPU_STRICT="1")
+    assert err.count("a read of device memory that nothing has written: ld.global.u32") == 4
+
+
+def test_order_of_blocks(machine: Machine) -> None:
+    """With one host thread it is the usual one, or the one that the shuffle's number decides."""
+
+    def order(**variables: str) -> list[int]:
+        return [
+            int(n) for n in machine.run("order", GPUPOOL_SIMGPU_THREADS="1", **variables)[0].split()
+        ]
+
+    usual = list(range(40))
+    assert order() == usual
+    seven = order(GPUPOOL_SIMGPU_SHUFFLE="7")
+    assert sorted(seven) == usual and seven != usual
+    assert order(GPUPOOL_SIMGPU_SHUFFLE="7") == seven
+    assert order(GPUPOOL_SIMGPU_SHUFFLE="8") not in (usual, seven)
+
+
+def test_counters(machine: Machine) -> None:
+    _, err = machine.run("counted", GPUPOOL_SIMGPU_COUNTERS="1")
+    # 3 blocks of a whole warp and half of one, 4 instructions each.
+    expected = (
+        "gpupool-simgpu: store grid (3,1,1) block (48,1,1): 3 blocks, 24 warp instructions, "
+        "576 thread instructions, lane use 75.0 %, "
+    )
+    assert expected in err, err
 
 
 def test_printf_appears_at_synchronisation(machine: Machine) -> None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 FRAME_MAGIC = 0x46505047
 HELLO_MAGIC = 0x004C4F4F50555047
 MAJOR, MINOR = 0, 2
-HELLO, CHALLENGE, PROOF, WELCOME, REFUSED = 1, 2, 3, 4, 5
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, STATUS = 1, 2, 3, 4, 5, 6
 COMMANDS, REPLIES, EVENTS, CREDIT = 16, 17, 18, 19
-SESSION, DEVICE = 1, 2
+SESSION, DEVICE, ASK_STATUS = 1, 2, 3
 BAD_FRAME, VERSION, UNKNOWN_LEASE, PROOF_WRONG = 1, 2, 3, 4
 ASYNC_ERROR = 3
 UNLIMITED_CREDIT = (1 << 64) - 1
@@ -230,6 +230,7 @@ class Connection:
         lease: bytes | None = None,
         magic: int = HELLO_MAGIC,
         accepts: int | None = None,
+        pid: int | None = None,
     ) -> bytes:
         """The body of a kHello; with `accepts` as from minor version 2 on."""
         self.nonce = os.urandom(32)
@@ -243,7 +244,7 @@ class Connection:
             self.nonce,
             session,
             device,
-            os.getpid(),
+            os.getpid() if pid is None else pid,
             b"a test",
             *arena,
         )

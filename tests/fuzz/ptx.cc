@@ -13,6 +13,7 @@
 
 #include "frontdoor/ptx_scan.h"
 #include "simgpu/exec/engine.h"
+#include "simgpu/ptx/builtins.h"
 
 namespace gpupool::simgpu {
 namespace {
@@ -89,7 +90,7 @@ bool launchable(const KernelInfo& info, const DeviceModel& device, const Launch&
 }
 
 void run(const std::shared_ptr<Program>& program, int kernel, const KernelInfo& info,
-         const DeviceModel& device, CardMemory& memory, uint64_t buffer) {
+         const DeviceModel& device, CardMemory& memory, ptx::DeviceHeap& heap, uint64_t buffer) {
   Launch launch;
   launch.program = program;
   launch.kernel = kernel;
@@ -117,6 +118,7 @@ void run(const std::shared_ptr<Program>& program, int kernel, const KernelInfo& 
   const auto end = std::chrono::steady_clock::now() + kTime;
   LaunchHooks hooks;
   hooks.checkpoint = [end] { return std::chrono::steady_clock::now() < end; };
+  hooks.heap = &heap;
   size_t printed = 0;
   hooks.print = [&printed](std::string_view text) { printed += text.size(); };
   LaunchCounters counters;
@@ -140,6 +142,7 @@ void load_and_run(std::string_view text, const DeviceModel& device) {
     abort();
   }
   const uint64_t buffer = memory->allocate(kBuffer, 256);
+  ptx::DeviceHeap heap(memory);
   const int kernels = std::min(loaded.program->kernel_count(), kMaxKernels);
   for (int k = 0; k < kernels; ++k) {
     const KernelInfo* info = loaded.program->kernel(k, &why);
@@ -152,7 +155,7 @@ void load_and_run(std::string_view text, const DeviceModel& device) {
         abort();
       }
     }
-    run(loaded.program, k, *info, device, *memory, buffer);
+    run(loaded.program, k, *info, device, *memory, heap, buffer);
   }
   for (const std::string& name : loaded.program->global_names()) (void)loaded.program->global(name);
 }

@@ -44,6 +44,7 @@ WORKER_CALLS = [
     "cuCtxSetCurrent",
     "cuCtxPopCurrent_v2",
     "cuCtxSynchronize",
+    "cuCtxSetLimit",
     "cuCtxGetStreamPriorityRange",
     "cuMemAddressReserve",
     "cuMemAddressFree",

@@ -238,30 +238,13 @@ GPUPOOL_API cuCtxSynchronize() { return cuCtxSynchronize_v2(nullptr); }
 
 GPUPOOL_API cuCtxSetLimit(CUlimit limit, size_t value) {
   GPUPOOL_CURRENT(context);
-  if (int(limit) < 0 || int(limit) >= int(CU_LIMIT_MAX)) return CUDA_ERROR_INVALID_VALUE;
-  switch (int(limit)) {
-    case CU_LIMIT_STACK_SIZE:
-      if (value > (512u << 10)) return CUDA_ERROR_INVALID_VALUE;
-      value = (value + 15) / 16 * 16;
-      break;
-    case CU_LIMIT_PRINTF_FIFO_SIZE:
-      value = std::max<size_t>(value, 4096);
-      break;
-    case CU_LIMIT_MAX_L2_FETCH_GRANULARITY:
-      if (value > 128) return CUDA_ERROR_INVALID_VALUE;
-      break;
-    default:
-      break;
-  }
-  context->limits[size_t(limit)] = value;
-  return CUDA_SUCCESS;
+  return context->set_limit(limit, value);
 }
 
 GPUPOOL_API cuCtxGetLimit(size_t* value, CUlimit limit) {
   GPUPOOL_CURRENT(context);
-  if (!value || int(limit) < 0 || int(limit) >= int(CU_LIMIT_MAX)) return CUDA_ERROR_INVALID_VALUE;
-  *value = context->limits[size_t(limit)];
-  return CUDA_SUCCESS;
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  return context->get_limit(limit, value);
 }
 
 GPUPOOL_API cuCtxGetCacheConfig(CUfunc_cache* config) {

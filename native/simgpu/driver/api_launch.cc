@@ -98,6 +98,7 @@ CUresult launch(CUfunction handle, const Shape& s, void** parameters, void** ext
   const KernelInfo* info;
   GPUPOOL_TRY(function->info(&info));
   GPUPOOL_TRY(gather_parameters(*info, parameters, extra, &what->parameters));
+  GPUPOOL_TRY(context->prepare_for(info->prints, info->allocates));
   context->submit(stream, [context, what] { context->run(*what); });
   return CUDA_SUCCESS;
 }
@@ -116,7 +117,7 @@ CUresult gpupool::simgpu::prepare_launch(const std::shared_ptr<Function>& functi
   for (int i = 0; i < 3; ++i) what->grid[i] = s.grid[i], what->block[i] = s.block[i];
   what->dynamic_shared_bytes = s.shared;
   what->cooperative = s.cooperative;
-  what->stack_bytes_per_thread = context->limits[CU_LIMIT_STACK_SIZE];
+  what->stack_bytes_per_thread = context->stack_bytes();
   what->instruction_limit = driver().machine.kernel_instruction_limit;
   *launch = std::move(what);
   return CUDA_SUCCESS;

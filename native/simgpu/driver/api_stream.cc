@@ -38,7 +38,7 @@ CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
     std::lock_guard lock(event->mutex);
     event->last = point;
   }
-  stream->context->submit_short(stream, [point] { point->complete(); });
+  stream->context->record(stream, point);
   return CUDA_SUCCESS;
 }
 
@@ -147,7 +147,10 @@ GPUPOOL_API cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void
   GPUPOOL_TRY(named_stream(handle, &stream));
   GPUPOOL_CAPTURE(refuse_capture(handle, &capture_result));
   Context* context = stream->context;
-  context->submit(stream, [=] { callback(handle, context->status(), data); });
+  context->submit(stream, [=] {
+    const CUresult status = context->status();
+    call_host_function([=] { callback(handle, status, data); });
+  });
   return CUDA_SUCCESS;
 }
 
@@ -158,7 +161,8 @@ GPUPOOL_API cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   GPUPOOL_CAPTURE(capture_host(handle, function, data, &capture_result));
   Context* context = stream->context;
   context->submit(stream, [=] {
-    if (context->status() == CUDA_SUCCESS) function(data);  // not called after an error
+    if (context->status() != CUDA_SUCCESS) return;  // not called after an error
+    call_host_function([=] { function(data); });
   });
   return CUDA_SUCCESS;
 }

@@ -1,27 +1,32 @@
-// Attributes of streams: hints, kept for those who ask.
+// Attributes of streams.
 #include <map>
 
+#include "frontdoor/stream_attributes.h"
 #include "simgpu/driver/context.h"
 
 using namespace gpupool::simgpu;
 
 namespace {
 
-struct Attributes {
-  CUaccessPolicyWindow window{};
-  CUsynchronizationPolicy policy = CU_SYNC_POLICY_AUTO;
-  CUlaunchMemSyncDomainMap domains{0, 1};
-  CUlaunchMemSyncDomain domain = CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT;
-};
+using gpupool::frontdoor::StreamAttributes;
 
 struct Registry {
   std::mutex mutex;
-  std::map<uint64_t, Attributes> streams;  // by the stream's id, which is never used again
+  std::map<std::weak_ptr<Stream>, StreamAttributes, std::owner_less<>> streams;
 };
 
 Registry& registry() {
   static auto& instance = *new Registry;
   return instance;
+}
+
+// With the registry's lock held.
+StreamAttributes& attributes_of(const std::shared_ptr<Stream>& stream) {
+  constexpr size_t kTidy = 1024;
+  auto& all = registry().streams;
+  if (all.size() > kTidy)
+    std::erase_if(all, [](const auto& entry) { return entry.first.expired(); });
+  return all[stream];
 }
 
 CUresult find(CUstream handle, std::shared_ptr<Stream>* stream) {
@@ -37,31 +42,7 @@ GPUPOOL_API cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute,
   GPUPOOL_TRY(find(handle, &stream));
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(registry().mutex);
-  Attributes& own = registry().streams[stream->id];
-  switch (int(attribute)) {
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      if (!(value->accessPolicyWindow.hitRatio >= 0 && value->accessPolicyWindow.hitRatio <= 1))
-        return CUDA_ERROR_INVALID_VALUE;
-      own.window = value->accessPolicyWindow;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-      if (int(value->syncPolicy) < CU_SYNC_POLICY_AUTO ||
-          int(value->syncPolicy) > CU_SYNC_POLICY_BLOCKING_SYNC) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
-      own.policy = value->syncPolicy;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-      own.domains = value->memSyncDomainMap;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      if (unsigned(value->memSyncDomain) > CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE)
-        return CUDA_ERROR_INVALID_VALUE;
-      own.domain = value->memSyncDomain;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;  // a stream's priority is fixed when it is made
-  }
+  return attributes_of(stream).set(attribute, *value);
 }
 
 GPUPOOL_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute,
@@ -70,26 +51,7 @@ GPUPOOL_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute,
   GPUPOOL_TRY(find(handle, &stream));
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(registry().mutex);
-  const Attributes& own = registry().streams[stream->id];
-  switch (int(attribute)) {
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      value->accessPolicyWindow = own.window;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-      value->syncPolicy = own.policy;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-      value->priority = stream->priority;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-      value->memSyncDomainMap = own.domains;
-      return CUDA_SUCCESS;
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      value->memSyncDomain = own.domain;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
+  return attributes_of(stream).get(attribute, stream->priority, value);
 }
 
 GPUPOOL_API cuStreamCopyAttributes(CUstream target_handle, CUstream source_handle) {
@@ -97,7 +59,7 @@ GPUPOOL_API cuStreamCopyAttributes(CUstream target_handle, CUstream source_handl
   GPUPOOL_TRY(find(target_handle, &target));
   GPUPOOL_TRY(find(source_handle, &source));
   std::lock_guard lock(registry().mutex);
-  const Attributes copied = registry().streams[source->id];
-  registry().streams[target->id] = copied;
+  const StreamAttributes copied = attributes_of(source);
+  attributes_of(target) = copied;
   return CUDA_SUCCESS;
 }

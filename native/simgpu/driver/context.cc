@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <unordered_map>
 
 #include "frontdoor/hooks.h"
@@ -15,6 +16,10 @@ namespace gpupool::simgpu {
 namespace {
 
 std::atomic<uint64_t> next_id{1};
+
+constexpr size_t kMaxStackBytes = 512 << 10;  // of local memory that a thread may have
+constexpr size_t kMinPrintfBytes = 4096;
+constexpr size_t kMaxSyncDepth = 24;  // of grids launched from the device
 
 CUresult code_of(FaultKind kind) {
   switch (kind) {
@@ -42,7 +47,7 @@ CUresult code_of(FaultKind kind) {
   return CUDA_ERROR_LAUNCH_FAILED;
 }
 
-// In the way of compute-sanitizer, which people know.
+// In the way of compute-sanitizer, which people know; before it, what the program itself says.
 void report(const Fault& fault, CUresult code, int device) {
   std::string text;
   char line[512];
@@ -50,6 +55,7 @@ void report(const Fault& fault, CUresult code, int device) {
     snprintf(line, sizeof line, values...);
     text += line;
   };
+  if (!fault.message.empty()) text = fault.message + "\n";
   const char* access = fault.is_store ? "write" : "read";
   if (fault.kind == FaultKind::kIllegalAddress) {
     add("========= Invalid %s of size %u bytes (error %d)\n", access, fault.access_bytes,
@@ -60,7 +66,9 @@ void report(const Fault& fault, CUresult code, int device) {
   } else {
     add("========= Kernel stopped with error %d\n", int(code));
   }
-  text += "=========     at " + fault.kernel + "\n";
+  const std::string name = ptx::readable_name(fault.kernel);
+  text += "=========     at kernel " + name;
+  text += (name == fault.kernel ? "" : " (" + fault.kernel + ")") + "\n";
   add("=========     by thread (%u,%u,%u) in block (%u,%u,%u) on device %d\n", fault.thread[0],
       fault.thread[1], fault.thread[2], fault.block[0], fault.block[1], fault.block[2], device);
   if (fault.kind == FaultKind::kIllegalAddress || fault.kind == FaultKind::kMisalignedAddress) {
@@ -128,13 +136,13 @@ CUresult Context::activate() {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   device->card->add_contexts(1);
-  limits = {};
-  limits[CU_LIMIT_STACK_SIZE] = 1024;
-  limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
-  limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
-  limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
-  limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
-  limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+  for (auto& limit : limits_) limit = 0;
+  limits_[CU_LIMIT_STACK_SIZE] = 1024;
+  limits_[CU_LIMIT_PRINTF_FIFO_SIZE] = PrintfBuffer::kDefaultBytes;
+  limits_[CU_LIMIT_MALLOC_HEAP_SIZE] = MallocHeap::kDefaultBytes;
+  limits_[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
+  limits_[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
+  limits_[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
   cache_config = shared_config = 0;
   peers = 0;
   fault = 0;
@@ -154,6 +162,12 @@ void Context::deactivate() {
   active = false;
   wait_idle();
   flush_output();
+  {
+    std::lock_guard lock(limits_mutex_);
+    prints_ = false;
+    printf_buffer_.reset();
+    malloc_heap_.reset();
+  }
   unload_modules(this);
   auto streams = driver().streams.take_if([&](Stream& s) { return s.context == this; });
   auto events = driver().events.take_if([&](Event& e) { return e.context == this; });
@@ -223,11 +237,12 @@ uint64_t Context::submit(const std::shared_ptr<Stream>& stream, Stream::Work wor
   return stream->submit(order(*stream), std::move(work));
 }
 
-void Context::submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work) {
+void Context::submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,
+                           const Stream::Point& point) {
   std::unique_lock lock(order_mutex_);
   auto dependencies = order(*stream);
-  if (dependencies.empty() && stream->run_now([&] { lock.unlock(); }, work)) return;
-  stream->submit(std::move(dependencies), work);
+  if (dependencies.empty() && stream->run_now([&] { lock.unlock(); }, work, point)) return;
+  stream->submit(std::move(dependencies), work, point);
 }
 
 CUresult Context::perform(const std::shared_ptr<Stream>& stream, const Stream::Work& work) {
@@ -271,40 +286,122 @@ void Context::run(const Launch& launch) {
   auto cancelled = [this] { return ending.load(std::memory_order_relaxed); };
   if (!turn.enter(cancelled)) return;
   LaunchHooks hooks;
+  const auto limit = std::chrono::milliseconds(driver().machine.kernel_time_limit_ms);
+  auto deadline = std::chrono::steady_clock::now() + limit;
+  bool late = false;
   hooks.checkpoint = [&] {
     if (ending.load(std::memory_order_relaxed)) return false;
+    const auto before = std::chrono::steady_clock::now();
+    late = limit.count() && before > deadline;
+    if (late) return false;
     turn.pass_on(cancelled);
+    if (limit.count()) deadline += std::chrono::steady_clock::now() - before;
     return !ending.load(std::memory_order_relaxed);
   };
-  hooks.print = [this](std::string_view text) { print(text); };
+  std::shared_ptr<PrintfBuffer> output;
+  std::shared_ptr<MallocHeap> heap;
+  {
+    std::lock_guard lock(limits_mutex_);
+    output = printf_buffer_;
+    heap = malloc_heap_;
+  }
+  if (output) hooks.print = [&](std::string_view text) { output->put(text); };
+  hooks.heap = heap.get();
   auto fault_found = run_launch(launch, device->gpu.model, *memory, hooks, nullptr);
   turn.leave();
-  if (!fault_found || fault_found->kind == FaultKind::kCancelled) return;
+  if (!fault_found) return;
+  if (late) {
+    fault_found->kind = FaultKind::kTimeout;
+    fault_found->what = "the kernel ran longer than the machine allows";
+  }
+  if (fault_found->kind == FaultKind::kCancelled) return;
   CUresult code = code_of(fault_found->kind);
   report(*fault_found, code, device->ordinal);
   set_fault(code);
 }
 
-void Context::print(std::string_view text) {
-  std::lock_guard lock(output_mutex_);
-  output_ += text;
-  // The buffer is a ring: what was not read in time is lost, oldest first.
-  const size_t limit = limits[CU_LIMIT_PRINTF_FIFO_SIZE];
-  if (output_.size() > limit) output_.erase(0, output_.size() - limit);
+CUresult Context::set_limit(CUlimit limit, size_t value) {
+  const bool ampere = device->gpu.model.cc_major >= 8;
+  std::lock_guard lock(limits_mutex_);
+  switch (int(limit)) {
+    case CU_LIMIT_STACK_SIZE:
+      if (value > kMaxStackBytes) return CUDA_ERROR_INVALID_VALUE;
+      value = (value + 15) / 16 * 16;
+      break;
+    case CU_LIMIT_PRINTF_FIFO_SIZE:
+      if (printf_buffer_) return CUDA_ERROR_INVALID_VALUE;  // it is in use
+      value = std::max(value, kMinPrintfBytes);
+      break;
+    case CU_LIMIT_MALLOC_HEAP_SIZE:
+      if (malloc_heap_) return CUDA_ERROR_INVALID_VALUE;
+      break;
+    case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH:
+      value = std::min(value, kMaxSyncDepth);
+      break;
+    case CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT:
+      break;
+    case CU_LIMIT_MAX_L2_FETCH_GRANULARITY:
+      if (value > 128) return CUDA_ERROR_INVALID_VALUE;
+      break;
+    case CU_LIMIT_PERSISTING_L2_CACHE_SIZE:
+      if (!ampere) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+      break;
+    case CU_LIMIT_SHMEM_SIZE:  // of contexts that share with a graphics client
+    case CU_LIMIT_CIG_ENABLED:
+    case CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED:
+      return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  limits_[size_t(limit)] = value;
+  return CUDA_SUCCESS;
+}
+
+CUresult Context::get_limit(CUlimit limit, size_t* value) {
+  if (int(limit) < 0 || int(limit) >= int(CU_LIMIT_MAX)) return CUDA_ERROR_INVALID_VALUE;
+  if (limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE && device->gpu.model.cc_major < 8)
+    return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  *value = limits_[size_t(limit)];
+  return CUDA_SUCCESS;
+}
+
+CUresult Context::prepare_for(bool prints, bool allocates) {
+  flush_output();
+  if (!prints && !allocates) return CUDA_SUCCESS;
+  std::lock_guard lock(limits_mutex_);
+  if (prints && !printf_buffer_) {
+    auto made = std::make_shared<PrintfBuffer>(memory, limits_[CU_LIMIT_PRINTF_FIFO_SIZE]);
+    if (!made->reserved()) return CUDA_ERROR_OUT_OF_MEMORY;
+    printf_buffer_ = std::move(made);
+    prints_ = true;
+  }
+  if (allocates && !malloc_heap_) {
+    auto made = std::make_shared<MallocHeap>(memory, limits_[CU_LIMIT_MALLOC_HEAP_SIZE]);
+    if (!made->reserve()) return CUDA_ERROR_OUT_OF_MEMORY;
+    malloc_heap_ = std::move(made);
+  }
+  return CUDA_SUCCESS;
 }
 
 void Context::flush_output() {
-  std::lock_guard lock(output_mutex_);
-  if (output_.empty()) return;
-  fflush(stdout);  // what the program printed before comes first, also into a pipe
-  size_t done = 0;
-  while (done < output_.size()) {
-    ssize_t written = write(STDOUT_FILENO, output_.data() + done, output_.size() - done);
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) break;
-    done += size_t(written);
+  if (!prints_.load(std::memory_order_acquire)) return;
+  std::shared_ptr<PrintfBuffer> buffer;
+  {
+    std::lock_guard lock(limits_mutex_);
+    buffer = printf_buffer_;
   }
-  output_.clear();
+  if (!buffer) return;
+  bool first = true;
+  buffer->drain([&](std::string_view text) {
+    if (first) fflush(stdout);  // what the program printed before comes first, also into a pipe
+    first = false;
+    while (!text.empty()) {
+      ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) break;
+      text.remove_prefix(size_t(written));
+    }
+  });
 }
 
 }  // namespace gpupool::simgpu

@@ -18,11 +18,14 @@
 #include "simgpu/exec/engine.h"
 #include "simgpu/machine/card_state.h"
 #include "simgpu/machine/description.h"
+#include "simgpu/ptx/builtins.h"
 
 namespace gpupool::simgpu {
 
 class Context;
 class Module;
+using ptx::PrintfBuffer;
+using MallocHeap = ptx::DeviceHeap;  // not to be taken for the DeviceHeap of cuMemAlloc
 
 // This context's right to compute on its card: held while any of its launches runs, and given to
 // other contexts that wait when the turn is over.
@@ -92,7 +95,6 @@ class Context {
   std::atomic<bool> ending{false};  // launches stop at their next checkpoint
   std::atomic<uint32_t> peers{0};   // devices whose memory kernels may access, one bit each
   int retained = 0;                 // primary: under the driver's mutex
-  std::array<size_t, 16> limits{};
   std::atomic<int> cache_config{0}, shared_config{0};
   std::shared_ptr<ContextMemory> memory;
   Turn turn;
@@ -108,19 +110,29 @@ class Context {
   // Puts work into a stream, after what CUDA's rules for default streams put in front of it.
   uint64_t submit(const std::shared_ptr<Stream>& stream, Stream::Work work);
   // The same for short work that nobody waits long for: done at once when nothing is in front.
-  void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work);
+  void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,
+                    const Stream::Point& point = nullptr);
+  void record(const std::shared_ptr<Stream>& stream, const Stream::Point& point) {
+    submit_short(stream, [] {}, point);
+  }
   // Submits and waits. Returns the context's fault, if any.
   CUresult perform(const std::shared_ptr<Stream>& stream, const Stream::Work& work);
   void wait_idle();
   CUresult synchronize();
   bool idle();
 
+  CUresult set_limit(CUlimit limit, size_t value);
+  CUresult get_limit(CUlimit limit, size_t* value);
+  // Before a kernel is launched: output of earlier ones goes out, and what this one's printf and
+  // malloc need is made, with the limits of now.
+  CUresult prepare_for(bool prints, bool allocates);
+  uint64_t stack_bytes() { return limits_[CU_LIMIT_STACK_SIZE]; }
+
   void run(const Launch& launch);
   void set_fault(CUresult code) {
     int none = 0;
     fault.compare_exchange_strong(none, code);
   }
-  void print(std::string_view text);
   void flush_output();
   CUresult status() const { return CUresult(fault.load(std::memory_order_acquire)); }
 
@@ -129,8 +141,11 @@ class Context {
   std::mutex order_mutex_;
   std::shared_ptr<Stream> legacy_;
   std::vector<std::shared_ptr<Stream>> streams_;  // all others
-  std::mutex output_mutex_;
-  std::string output_;
+  std::atomic<bool> prints_{false};               // there is a printf_buffer_
+  std::mutex limits_mutex_;                       // what follows
+  std::array<std::atomic<size_t>, CU_LIMIT_MAX> limits_{};
+  std::shared_ptr<PrintfBuffer> printf_buffer_;  // null until a kernel that prints is launched
+  std::shared_ptr<MallocHeap> malloc_heap_;      // null until one that calls malloc or free is
 };
 
 struct Driver {
@@ -145,6 +160,8 @@ struct Driver {
 
 // The driver of this process: CUDA_SUCCESS after cuInit, else the error that every call returns.
 CUresult driver_status();
+// Calls a function of the program's that a stream has reached: CUDA's calls in it are refused.
+void call_host_function(const std::function<void()>& function);
 Driver& driver();
 
 CUresult find_device(CUdevice ordinal, Device** device);

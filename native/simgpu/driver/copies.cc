@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "graphs/capture.h"
+#include "simgpu/exec/written.h"
 
 namespace gpupool::simgpu {
 namespace {
@@ -41,10 +42,10 @@ CUresult check(const CopyEnd& end, const Copy& what, Checked* checked) {
 void perform(const Copy& c) {
   for (uint64_t z = 0; z < c.depth; ++z) {
     for (uint64_t y = 0; y < c.height; ++y) {
-      memmove(
-          reinterpret_cast<void*>(c.target.address + z * c.target.slice + y * c.target.pitch),
-          reinterpret_cast<const void*>(c.source.address + z * c.source.slice + y * c.source.pitch),
-          c.width);
+      const uint64_t to = c.target.address + z * c.target.slice + y * c.target.pitch;
+      const uint64_t from = c.source.address + z * c.source.slice + y * c.source.pitch;
+      memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), c.width);
+      written_memory().mark_copy(to, from, c.width);
     }
   }
 }
@@ -61,6 +62,7 @@ void fill_row(void* at, T value, uint64_t count) {
 void perform(const Fill& f) {
   for (uint64_t y = 0; y < f.height; ++y) {
     void* row = reinterpret_cast<void*>(f.address + y * f.pitch);
+    written_memory().mark(f.address + y * f.pitch, f.width * f.element);
     if (f.element == 1) {
       memset(row, int(f.value), f.width);
     } else if (f.element == 2) {

@@ -79,7 +79,20 @@ Driver& driver() {
   return instance;
 }
 
-CUresult driver_status() { return CUresult(init_status.load(std::memory_order_acquire)); }
+namespace {
+thread_local bool in_host_function = false;
+}
+
+CUresult driver_status() {
+  if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+  return CUresult(init_status.load(std::memory_order_acquire));
+}
+
+void call_host_function(const std::function<void()>& function) {
+  in_host_function = true;
+  function();
+  in_host_function = false;
+}
 
 CUresult find_device(CUdevice ordinal, Device** device) {
   GPUPOOL_TRY(driver_status());

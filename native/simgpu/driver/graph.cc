@@ -64,11 +64,13 @@ CUresult find_kernel(CUfunction handle, CUcontext context_handle, KernelLayout* 
 
 namespace {
 
-CUresult prepare(const KernelWork& work, std::shared_ptr<Launch>* launch, Context** context) {
+CUresult prepare(const KernelWork& work, std::shared_ptr<Launch>* launch, Context** context,
+                 const KernelInfo** info) {
   GPUPOOL_TRY(context_for(work.context, context));
   std::shared_ptr<Function> function;
   GPUPOOL_TRY(find_function(work.callee(), *context, &function));
   *context = function->context;
+  GPUPOOL_TRY(function->info(info));
   Shape shape{};
   for (int i = 0; i < 3; ++i) shape.grid[i] = work.grid[i], shape.block[i] = work.block[i];
   shape.shared = work.shared_bytes;
@@ -93,7 +95,8 @@ Fill fill_of(const MemsetWork& work) {
 CUresult check(const KernelWork& work) {
   std::shared_ptr<Launch> launch;
   Context* context;
-  return prepare(work, &launch, &context);
+  const KernelInfo* info;
+  return prepare(work, &launch, &context, &info);
 }
 
 CUresult check(const MemcpyWork& work) {
@@ -183,6 +186,8 @@ class SimulatedExecutable final : public Executable {
     GPUPOOL_CURRENT(context);
     std::shared_ptr<Stream> stream;
     GPUPOOL_TRY(simgpu::find_stream(handle, context, &stream));
+    for (const auto& [of, needs] : needs_)
+      GPUPOOL_TRY(of->prepare_for(needs.prints, needs.allocates));
     auto run = std::make_shared<Run>();
     run->context = stream->context;
     if (has_events_) {
@@ -233,7 +238,10 @@ class SimulatedExecutable final : public Executable {
     if (const auto* kernel = std::get_if<KernelWork>(&*node.work)) {
       std::shared_ptr<Launch> launch;
       Context* context;
-      GPUPOOL_TRY(prepare(*kernel, &launch, &context));
+      const KernelInfo* info;
+      GPUPOOL_TRY(prepare(*kernel, &launch, &context, &info));
+      needs_[context].prints |= info->prints;
+      needs_[context].allocates |= info->allocates;
       *step = [launch, context](const Run&) { context->run(*launch); };
     } else if (const auto* memcpy = std::get_if<MemcpyWork>(&*node.work)) {
       Copy copy;
@@ -244,7 +252,7 @@ class SimulatedExecutable final : public Executable {
       *step = [fill](const Run& run) { guarded(run, fill); };
     } else if (const auto* host = std::get_if<HostWork>(&*node.work)) {
       *step = [function = host->function, data = host->data](const Run& run) {
-        if (run.context->status() == CUDA_SUCCESS) function(data);
+        if (run.context->status() == CUDA_SUCCESS) call_host_function([=] { function(data); });
       };
     } else if (const auto* record = std::get_if<RecordWork>(&*node.work)) {
       GPUPOOL_TRY(take_event(index, record->event));
@@ -279,6 +287,11 @@ class SimulatedExecutable final : public Executable {
   std::shared_ptr<std::vector<Step>> steps_;
   std::vector<std::shared_ptr<Event>> events_;  // by node
   bool has_events_ = false;
+  // What its kernels use of the device's runtime.
+  struct Needs {
+    bool prints = false, allocates = false;
+  };
+  std::map<Context*, Needs> needs_;
   std::shared_ptr<RecordPoint> last_;
 };
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "simgpu/exec/written.h"
+
 namespace gpupool::simgpu {
 namespace {
 
@@ -208,6 +210,7 @@ uint64_t DeviceHeap::allocate(uint64_t bytes, uint64_t alignment, RangeKind kind
   allocation.readers = allocation.writers =
       kind == RangeKind::kManaged ? kEveryDevice : 1u << device_;
   addresses().insert(allocation);
+  if (kind == RangeKind::kDevice && strict_mode()) written_memory().watch(address, bytes);
   return address;
 }
 
@@ -231,6 +234,7 @@ bool DeviceHeap::release_small(uint64_t address) {
 
 bool DeviceHeap::release(uint64_t address) {
   std::lock_guard lock(mutex_);
+  written_memory().forget(address);
   if (release_small(address)) return true;
   auto entry = large_.find(address);
   if (entry == large_.end()) return false;

@@ -69,8 +69,8 @@ HandleTable<Library>& libraries() { return table<Library>(); }
 HandleTable<Kernel>& kernel_handles() { return table<Kernel>(); }
 
 void say_refused(const std::string& kernel, const std::string& why) {
-  std::string line =
-      "gpupool simulated GPU: kernel " + kernel + " can't be executed: " + why + "\n";
+  std::string line = "gpupool simulated GPU: kernel " + ptx::readable_name(kernel) +
+                     " can't be executed: " + why + "\n";
   ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
   (void)ignored;
 }

@@ -20,6 +20,14 @@ void RecordPoint::complete() {
   done_.notify_all();
 }
 
+// With the lock. Who sees an event done finds nothing left of what was before it.
+void Stream::finish(const Point& point) {
+  executing_ = false;
+  completed_.fetch_add(1, std::memory_order_release);
+  if (point) point->complete();
+  progress_.notify_all();
+}
+
 void Stream::execute_one(std::unique_lock<std::mutex>& lock) {
   executing_ = true;
   Item item = std::move(queue_.front());
@@ -27,16 +35,15 @@ void Stream::execute_one(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   for (auto& dependency : item.dependencies) dependency.stream->wait(dependency.number);
   item.work();
-  item = {};  // what the work held ends before others are told that it is done
+  item.work = {};  // what the work held ends before others are told that it is done
+  item.dependencies.clear();
   lock.lock();
-  executing_ = false;
-  completed_.fetch_add(1, std::memory_order_release);
-  progress_.notify_all();
+  finish(item.point);
 }
 
-uint64_t Stream::submit(std::vector<Dependency> dependencies, Work work) {
+uint64_t Stream::submit(std::vector<Dependency> dependencies, Work work, Point point) {
   std::unique_lock lock(mutex_);
-  queue_.push_back({std::move(dependencies), std::move(work)});
+  queue_.push_back({std::move(dependencies), std::move(work), std::move(point)});
   uint64_t number = submitted_.fetch_add(1, std::memory_order_release) + 1;
   if (!thread_) {
     // Signals are the application's: its handlers must not run on our threads.
@@ -52,7 +59,7 @@ uint64_t Stream::submit(std::vector<Dependency> dependencies, Work work) {
   return number;
 }
 
-bool Stream::run_now(const std::function<void()>& unlock, const Work& work) {
+bool Stream::run_now(const std::function<void()>& unlock, const Work& work, const Point& point) {
   std::unique_lock lock(mutex_);
   if (executing_ || !queue_.empty()) return false;
   executing_ = true;
@@ -61,9 +68,7 @@ bool Stream::run_now(const std::function<void()>& unlock, const Work& work) {
   unlock();
   work();
   lock.lock();
-  executing_ = false;
-  completed_.fetch_add(1, std::memory_order_release);
-  progress_.notify_all();
+  finish(point);
   if (thread_idle_ && !queue_.empty()) has_work_.notify_one();
   return true;
 }

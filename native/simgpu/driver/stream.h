@@ -39,6 +39,7 @@ struct Dependency {
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   using Work = std::function<void()>;
+  using Point = std::shared_ptr<RecordPoint>;
   Stream(Context* context, unsigned flags, int priority, uint64_t id)
       : context(context), flags(flags), priority(priority), id(id) {}
 
@@ -49,10 +50,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t epoch = 0;                                // of the context, when the stream was made
   bool is_blocking() const { return !(flags & 1); }  // CU_STREAM_NON_BLOCKING
 
-  uint64_t submit(std::vector<Dependency> dependencies, Work work);
+  // `point`, if there is one, is complete when the work is done, and so is the stream up to it.
+  uint64_t submit(std::vector<Dependency> dependencies, Work work, Point point = nullptr);
   // Runs the work on the calling thread if nothing is in front of it; false: it was not run.
   // `unlock` is called once the work's place in the order is taken, before it runs.
-  bool run_now(const std::function<void()>& unlock, const Work& work);
+  bool run_now(const std::function<void()>& unlock, const Work& work, const Point& point = nullptr);
   void wait(uint64_t number);
   void wait_all() { wait(last()); }
   bool idle() const {
@@ -68,8 +70,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   struct Item {
     std::vector<Dependency> dependencies;
     Work work;
+    Point point;
   };
   void serve();
+  void finish(const Point& point);
   void execute_one(std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;

@@ -246,6 +246,7 @@ void Cta::start(uint64_t number, Worker& worker) {
   random = state.shuffle ? (state.shuffle + number) * 0x9e3779b97f4a7c15ull | 1 : 0;
   live_warps = state.warps_per_block;
   for (Barrier& b : barriers) b = Barrier{};
+  if (state.kernel->strict) shared_written.assign(state.shared_bytes, 0);
   const Code* code = state.kernel->entry.get();
   for (Warp& w : warps) {
     w.worker = &worker;

@@ -35,6 +35,7 @@ struct Cta {
   uint32_t block[3] = {0, 0, 0};
   std::vector<Warp> warps;
   std::vector<uint8_t> shared_storage;
+  std::vector<uint8_t> shared_written;  // in strict mode, by byte: 1 if the block has written it
   uint8_t* shared = nullptr;
   uint8_t* local = nullptr;  // of all warps; reserved when first needed
   uint64_t local_mapped = 0;
@@ -134,6 +135,9 @@ unsigned host_threads();
 void pool_offer(const std::shared_ptr<LaunchState>& state);
 
 int64_t now_ns();
+
+// Records the fault of a failed assertion, with the line that CUDA prints for it.
+const Instruction* assertion_failed(Warp& w, const Instruction* i, int lane, std::string message);
 
 // Built-in functions of the device runtime.
 const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& site);

@@ -100,11 +100,13 @@ const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& s
         break;
       }
       case ptx::Builtin::kMalloc:
-        result<uint64_t>(w, lane, site, state.heap->allocate(argument<uint64_t>(w, lane, site, 0)));
+        result<uint64_t>(
+            w, lane, site,
+            state.heap ? state.heap->allocate(argument<uint64_t>(w, lane, site, 0)) : 0);
         break;
       case ptx::Builtin::kFree: {
         const auto address = argument<uint64_t>(w, lane, site, 0);
-        if (!state.heap->free(address))
+        if (state.heap ? !state.heap->free(address) : address != 0)
           return fault_at(w, i, FaultKind::kLaunchFailed, l, address, 0, false,
                           "free of an address that malloc didn't return");
         break;
@@ -112,13 +114,12 @@ const Instruction* call_builtin(Warp& w, const Instruction* i, const CallSite& s
       case ptx::Builtin::kAssertFail: {
         uint32_t thread[3];
         position(w, lane, thread);
-        std::string text = ptx::assert_message(
-            read, argument<uint64_t>(w, lane, site, 0), argument<uint64_t>(w, lane, site, 1),
-            argument<uint32_t>(w, lane, site, 2), argument<uint64_t>(w, lane, site, 3),
-            w.cta->block, thread);
-        // Goes to standard error with the report, as CUDA has it, not into printf's output.
-        text.pop_back();
-        return fault_at(w, i, FaultKind::kAssert, l, 0, 0, false, text.c_str());
+        return assertion_failed(
+            w, i, l,
+            ptx::assert_message(read, argument<uint64_t>(w, lane, site, 0),
+                                argument<uint64_t>(w, lane, site, 1),
+                                argument<uint32_t>(w, lane, site, 2),
+                                argument<uint64_t>(w, lane, site, 3), w.cta->block, thread));
       }
       case ptx::Builtin::kCgGetIntrinsicHandle:
         // Scope 1 is the grid; without a cooperative launch there is none.

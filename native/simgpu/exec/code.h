@@ -82,6 +82,7 @@ struct KernelCode {
   std::shared_ptr<ptx::LinkedProgram> program;
   uint32_t function = 0;
   ptx::SharedLayout shared;
+  bool strict = false;  // the checks of strict mode are in its code
   std::unique_ptr<Code> entry;
 
   // Decoded at the first call; nullptr: refused (why).

@@ -331,12 +331,37 @@ const Instruction* block_barrier(Warp& w, const Instruction* i, BarrierKind kind
   return paths_changed(w, i);
 }
 
+namespace {
+
+// Strict mode: the threads of a warp wait at one and the same instruction if it is an aligned one.
+bool aligned(Cta& cta, uint32_t id) {
+  for (Warp& w : cta.warps) {
+    const Path* first = nullptr;
+    for (const Path& p : w.paths) {
+      if (p.state != PathState::kBarrier || p.barrier != id) continue;
+      if (!first) first = &p;
+      const ptx::Instruction& text = p.frame->code->body->instructions[p.ip->source];
+      if (p.ip == first->ip || (text.op == ptx::Op::kBarrier && !text.has(ptx::Mod::kAligned)))
+        continue;
+      w.frame = p.frame;
+      w.mask = p.mask;
+      fault_at(w, p.ip, FaultKind::kLaunchFailed,
+               "strict mode: threads of one warp are at different barrier instructions");
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 void check_barriers(Cta& cta) {
   for (uint32_t id = 0; id < kBarriers; ++id) {
     Barrier& b = cta.barriers[id];
     if (!b.active) continue;
     const uint32_t expected = b.expected ? b.expected : cta.threads - cta.exited;
     if (b.arrived < expected || b.arrived == 0) continue;
+    if (cta.state.kernel->strict && !aligned(cta, id)) return;
     for (Warp& w : cta.warps) {
       for (Path& p : w.paths) {
         if (p.state != PathState::kBarrier || p.barrier != id) continue;
@@ -357,10 +382,12 @@ void check_barriers(Cta& cta) {
   }
 }
 
-const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind, int lane,
-                            uint64_t address, uint32_t bytes, bool store, const char* what) {
+namespace {
+
+// The place of a fault: kernel, block, thread, and the statement in `what`.
+Fault fault_of(Warp& w, const Instruction* i, FaultKind kind, int lane, const char* what) {
   Cta& cta = *w.cta;
-  LaunchState& state = cta.state;
+  const LaunchState& state = cta.state;
   const Launch& launch = state.launch;
   Fault f{};
   f.kind = kind;
@@ -370,20 +397,39 @@ const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind, int l
   f.thread[1] = thread / launch.block[0] % launch.block[1];
   f.thread[2] = thread / launch.block[0] / launch.block[1];
   for (int k = 0; k < 3; ++k) f.block[k] = cta.block[k];
-  f.address = address;
-  f.access_bytes = bytes;
-  f.is_store = store;
   const Code* code = w.frame ? w.frame->code : nullptr;
   f.what = what;
   if (code && code->body) {
     const uint32_t line = code->body->instructions[i->source].line;
     f.what += ": " + code->body->statement(code->body->instructions[i->source]) + " in " +
-              code->name + ", " + state.kernel->program->place(code->function, line);
+              ptx::readable_name(code->name) + ", " +
+              state.kernel->program->place(code->function, line);
   }
-  state.record(std::move(f));
+  return f;
+}
+
+const Instruction* end_with(Warp& w, const Instruction* i, Fault&& f) {
+  w.cta->state.record(std::move(f));
   w.event = Event::kFault;
   w.limit = nullptr;
   return i;
+}
+
+}  // namespace
+
+const Instruction* fault_at(Warp& w, const Instruction* i, FaultKind kind, int lane,
+                            uint64_t address, uint32_t bytes, bool store, const char* what) {
+  Fault f = fault_of(w, i, kind, lane, what);
+  f.address = address;
+  f.access_bytes = bytes;
+  f.is_store = store;
+  return end_with(w, i, std::move(f));
+}
+
+const Instruction* assertion_failed(Warp& w, const Instruction* i, int lane, std::string message) {
+  Fault f = fault_of(w, i, FaultKind::kAssert, lane, "the assertion failed");
+  f.message = std::move(message);
+  return end_with(w, i, std::move(f));
 }
 
 bool refill_range(Warp& w, CachedRange& range, uint64_t begin, uint64_t end, bool store) {

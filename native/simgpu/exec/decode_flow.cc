@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "simgpu/exec/decoder.h"
+#include "simgpu/exec/strict.h"
 
 namespace gpupool::simgpu::exec {
 
@@ -208,7 +209,10 @@ void Decoder::barrier(Modifiers& m) {
   if (m.take(Mod::kWarp)) {
     if (!m.take(Mod::kSync)) refuse("this barrier isn't known");
     count(1, 1);
-    emit_control(set_.control(Op::kBar, Mod::kWarp, false), source(op(0), Type::kB32));
+    branch_around();
+    const uint32_t members = source(op(0), Type::kB32);
+    check_members(members);
+    emit(set_.control(Op::kBar, Mod::kWarp, false), 0, members);
     return;
   }
   if (m.take(Mod::kCluster)) refuse("clusters aren't known");
@@ -239,6 +243,10 @@ void Decoder::barrier(Modifiers& m) {
   }
 }
 
+void Decoder::check_members(uint32_t members) {
+  if (kernel_.strict && members) emit(exec::check_members, 0, members);
+}
+
 void Decoder::warp(Modifiers& m) {
   const Op o = current_->op;
   if (o == Op::kActivemask) {
@@ -266,6 +274,14 @@ void Decoder::warp(Modifiers& m) {
     } else {
       d = target(op(0), 4);
     }
+    check_members(members);
+    if (kernel_.strict && members) {
+      const ShuffleMode how = mode == Mod::kUp     ? ShuffleMode::kUp
+                              : mode == Mod::kDown ? ShuffleMode::kDown
+                              : mode == Mod::kBfly ? ShuffleMode::kButterfly
+                                                   : ShuffleMode::kIndex;
+      emit(check_shuffle, 0, b, c, members).target = static_cast<int32_t>(how);
+    }
     emit(set_.warp(o, mode, sync ? Type::kB32 : none), d, a, b, c, p).guard = members;
     return;
   }
@@ -276,6 +292,7 @@ void Decoder::warp(Modifiers& m) {
     if ((mode == Mod::kBallot) != (t == Type::kB32)) refuse("the type isn't known here");
     const uint32_t a = predicate(op(1)), members = sync ? source(op(2), Type::kB32) : 0;
     const uint32_t d = mode == Mod::kBallot ? target(op(0), 4) : target_predicate(op(0));
+    check_members(members);
     emit(set_.warp(o, mode, sync ? Type::kB32 : none), d, a).guard = members;
     return;
   }
@@ -293,6 +310,7 @@ void Decoder::warp(Modifiers& m) {
     } else {
       d = target(op(0), 4);
     }
+    check_members(members);
     Instruction& i = emit(set_.warp(o, mode, t), d, a, 0, 0, p);
     i.guard = members;
     i.count = static_cast<uint16_t>(ptx::bytes_of(t) / 4);
@@ -302,6 +320,7 @@ void Decoder::warp(Modifiers& m) {
   const Type t = m.take_type();
   count(3, 3);
   const uint32_t a = source(op(1), t), members = source(op(2), Type::kB32);
+  check_members(members);
   emit(set_.warp(o, mode, t), target(op(0), 4), a).guard = members;
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "simgpu/exec/decoder.h"
+#include "simgpu/exec/strict.h"
 
 namespace gpupool::simgpu::exec {
 
@@ -165,6 +166,24 @@ void Decoder::cache_modifiers(Modifiers& m, bool* polls, bool is_load) {
   *polls = order != Mod::kUnknown;
 }
 
+void Decoder::check_access(const Address& a, uint64_t bytes, bool reads, bool writes) {
+  if (!kernel_.strict) return;
+  int32_t how = (reads ? kReads : 0) | (writes ? kWrites : 0);
+  if (a.access == Access::kShared32) {
+    how |= kNarrowAddress;
+  } else if (a.access == Access::kGeneric) {
+    how |= kGenericAddress;
+  } else if (a.access == Access::kGlobal) {
+    how |= kGlobal;
+  } else if (a.access != Access::kShared64) {
+    return;
+  }
+  Instruction& i = emit(check_memory, 0, a.row);
+  i.immediate = a.offset;
+  i.count = static_cast<uint16_t>(bytes);
+  i.target = how;
+}
+
 void Decoder::load(Modifiers& m) {
   bool polls;
   cache_modifiers(m, &polls, true);
@@ -183,6 +202,7 @@ void Decoder::load(Modifiers& m) {
         refuse("a register is wanted as the result");
       w = register_width(d.index);
     }
+    check_access(a, ptx::bytes_of(t), true, false);
     const bool poll = polls && (a.access == Access::kGlobal || a.access == Access::kGeneric);
     Instruction& i = emit(set_.load(a.access, t, w, false, poll), target(d, w), a.row);
     i.immediate = a.offset;
@@ -203,6 +223,7 @@ void Decoder::load(Modifiers& m) {
     rows[k] = target(elements[k], w);
   }
   if (!w) w = std::max<uint32_t>(2, ptx::bytes_of(t));
+  check_access(a, uint64_t{n} * ptx::bytes_of(t), true, false);
   Instruction& i =
       emit(set_.load(a.access, t, w, true, false), rows[0], a.row, rows[1], rows[2], rows[3]);
   i.immediate = a.offset;
@@ -228,6 +249,7 @@ void Decoder::store(Modifiers& m) {
   };
   if (vector == Mod::kUnknown) {
     const uint32_t row = value(s);
+    check_access(a, ptx::bytes_of(t), false, true);
     Instruction& i = emit(set_.store(a.access, t, width_of_row(row), false), 0, a.row, row);
     i.immediate = a.offset;
     note_memory(a.access, t, width_of_row(row), true);
@@ -247,6 +269,7 @@ void Decoder::store(Modifiers& m) {
       rows[k] = source_width(elements[k], w ? w : std::max<uint32_t>(2, ptx::bytes_of(t)), t);
     if (w && width_of_row(rows[k]) != w) refuse("registers of different sizes");
   }
+  check_access(a, uint64_t{n} * ptx::bytes_of(t), false, true);
   Instruction& i = emit(set_.store(a.access, t, width_of_row(rows[0]), true), rows[2], a.row,
                         rows[0], rows[1], rows[3]);
   i.immediate = a.offset;
@@ -279,6 +302,7 @@ void Decoder::atom(Modifiers& m, bool result) {
   const uint32_t c = cas ? source(op(first + 2), t) : 0;
   const bool want = result && op(0).kind != OperandKind::kSink;
   const uint32_t d = want ? target(op(0), std::max<uint32_t>(2, ptx::bytes_of(t))) : 0;
+  check_access(a, ptx::bytes_of(t), true, true);
   emit(set_.atomic(a.access, o, t, want), d, a.row, b, c).immediate = a.offset;
 }
 
@@ -322,6 +346,7 @@ void Decoder::cp_async(Modifiers& m) {
     }
   }
   if (!pass && !size_row) {
+    check_access(from, n, true, false);
     Instruction& l =
         words == 1 ? emit(set_.load(from.access, Type::kB32, 4, false, false), rows[0], from.row)
                    : emit(set_.load(from.access, Type::kB32, 4, true, false), rows[0], from.row,
@@ -373,6 +398,7 @@ void Decoder::cp_async(Modifiers& m) {
       load_where(p, Type::kB32, rows[k], from.row, from.offset + 4 * k);
     }
   }
+  check_access(to, n, false, true);
   Instruction& s = words == 1
                        ? emit(set_.store(to.access, Type::kB32, 4, false), 0, to.row, rows[0])
                        : emit(set_.store(to.access, Type::kB32, 4, true), rows[2], to.row, rows[0],

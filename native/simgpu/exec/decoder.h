@@ -121,6 +121,10 @@ class Decoder {
   std::vector<bool> nan_bits_seen() const;
   void note_memory(Access access, ptx::Type type, uint32_t width, bool store);
 
+  // ---- strict mode (strict.h); nothing without it ----
+  void check_access(const Address& a, uint64_t bytes, bool reads, bool writes);
+  void check_members(uint32_t members);
+
   // ---- groups of opcodes ----
   void one();
   void arithmetic(Modifiers& m);

@@ -15,6 +15,10 @@
 
 namespace gpupool::simgpu {
 
+namespace ptx {
+class DeviceHeap;
+}
+
 struct MemoryRange {
   uint64_t begin = 0;
   uint64_t end = 0;  // one past the last byte
@@ -64,6 +68,8 @@ struct KernelInfo {
   uint32_t required_block[3] = {0, 0, 0};  // .reqntid, 0: none
   int ptx_version = 0;                     // 10 * major + minor of .target's architecture: 80
   int binary_version = 0;
+  // It, or a function that it may call, uses the device's printf, or malloc and free.
+  bool prints = false, allocates = false;
 };
 
 struct GlobalInfo {
@@ -136,7 +142,8 @@ struct Fault {
   uint64_t address = 0;
   uint32_t access_bytes = 0;
   bool is_store = false;
-  std::string what;  // one sentence, with the PTX line
+  std::string what;     // one sentence, with the PTX line
+  std::string message;  // of a failed assertion: the line that CUDA prints for it
 };
 
 struct Launch {
@@ -161,6 +168,7 @@ struct LaunchHooks {
   std::function<bool()> checkpoint;
   // Formatted output of the device's printf, in the order of the calls of one block.
   std::function<void(std::string_view)> print;
+  ptx::DeviceHeap* heap = nullptr;  // of the device's malloc; null: it gives NULL
 };
 
 // Runs the launch on the calling thread and the engine's pool; returns when it ended.

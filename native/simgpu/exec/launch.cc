@@ -145,8 +145,8 @@ void print_counters(const LaunchState& state, int64_t ns) {
       stderr,
       "gpupool-simgpu: %s grid (%u,%u,%u) block (%u,%u,%u): %llu blocks, %llu warp "
       "instructions, %llu thread instructions, lane use %.1f %%, %.3f ms\n",
-      state.kernel_name.c_str(), l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
-      l.block[2], static_cast<unsigned long long>(state.finished),
+      ptx::readable_name(state.kernel_name).c_str(), l.grid[0], l.grid[1], l.grid[2], l.block[0],
+      l.block[1], l.block[2], static_cast<unsigned long long>(state.finished),
       static_cast<unsigned long long>(warp), static_cast<unsigned long long>(thread),
       warp ? 100.0 * static_cast<double>(thread) / (static_cast<double>(warp) * kLanes) : 0,
       static_cast<double>(ns) * 1e-6);
@@ -199,7 +199,7 @@ std::optional<Fault> run_launch(const Launch& launch, const DeviceModel& device,
   auto state = std::make_shared<LaunchState>(checked, device, memory, hooks);
   state->kernel = kernel;
   state->kernel_name = info->name;
-  state->heap = program->heap();
+  state->heap = hooks.heap;
   state->total_blocks = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
   state->threads_per_block = static_cast<uint32_t>(threads);
   state->warps_per_block = static_cast<uint32_t>((threads + kLanes - 1) / kLanes);

@@ -2,18 +2,16 @@
 
 #include <algorithm>
 
+#include "simgpu/exec/strict.h"
+
 namespace gpupool::simgpu {
 namespace exec {
 
 constexpr uint32_t kMaxLocalBytes = 512 * 1024;  // CUDA's limit for a thread's variables
-constexpr uint64_t kHeapBytes = 8 << 20;         // CU_LIMIT_MALLOC_HEAP_SIZE's default
 
 EngineProgram::EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
-                             std::shared_ptr<MemorySpace> memory, uint32_t max_registers)
-    : linked_(std::move(linked)),
-      device_(device),
-      max_registers_(max_registers),
-      heap_(std::move(memory), kHeapBytes) {
+                             uint32_t max_registers)
+    : linked_(std::move(linked)), device_(device), max_registers_(max_registers) {
   for (size_t k = 0; k < linked_->kernels().size(); ++k)
     kernels_.push_back(std::make_unique<Slot>());
 }
@@ -37,6 +35,7 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
   auto code = std::make_unique<KernelCode>();
   code->program = linked_;
   code->function = function;
+  code->strict = strict_mode();
   const std::optional<ptx::SharedLayout> shared = linked_->shared_layout(function, &slot.why);
   if (!shared) return;
   code->shared = *shared;
@@ -75,6 +74,11 @@ void EngineProgram::decode(Slot& slot, uint32_t function) {
   info.registers = std::clamp<uint32_t>(code->entry->live_words, 1, registers);
   info.ptx_version = f.unit >= 0 ? linked_->unit(f.unit).target : 0;
   info.binary_version = device_.cc_major * 10 + device_.cc_minor;
+  for (uint32_t reached : linked_->reachable(function, nullptr)) {
+    const ptx::Builtin builtin = linked_->function(reached).builtin;
+    info.prints |= builtin == ptx::Builtin::kVprintf;
+    info.allocates |= builtin == ptx::Builtin::kMalloc || builtin == ptx::Builtin::kFree;
+  }
   slot.code = std::move(code);
 }
 
@@ -119,8 +123,8 @@ LoadResult load_program(const std::vector<SourceText>& sources, const DeviceMode
       max_registers = s.max_registers;
   }
   if (linked.program)
-    r.program = std::make_shared<exec::EngineProgram>(std::move(linked.program), device,
-                                                      std::move(memory), max_registers);
+    r.program =
+        std::make_shared<exec::EngineProgram>(std::move(linked.program), device, max_registers);
   return r;
 }
 

@@ -8,7 +8,6 @@
 
 #include "simgpu/exec/code.h"
 #include "simgpu/exec/engine.h"
-#include "simgpu/ptx/builtins.h"
 #include "simgpu/ptx/program.h"
 
 namespace gpupool::simgpu::exec {
@@ -16,7 +15,7 @@ namespace gpupool::simgpu::exec {
 class EngineProgram : public Program {
  public:
   EngineProgram(std::shared_ptr<ptx::LinkedProgram> linked, const DeviceModel& device,
-                std::shared_ptr<MemorySpace> memory, uint32_t max_registers = 0);
+                uint32_t max_registers = 0);
 
   int kernel_index(std::string_view name) const override;
   int kernel_count() const override;
@@ -26,7 +25,6 @@ class EngineProgram : public Program {
   std::vector<std::string> global_names() const override;
 
   KernelCode* code(int index);  // after kernel() succeeded
-  ptx::DeviceHeap* heap() { return &heap_; }
 
  private:
   struct Slot {
@@ -41,7 +39,6 @@ class EngineProgram : public Program {
   std::shared_ptr<ptx::LinkedProgram> linked_;
   DeviceModel device_;
   uint32_t max_registers_;  // 0: no limit
-  ptx::DeviceHeap heap_;
   std::vector<std::unique_ptr<Slot>> kernels_;
 };
 

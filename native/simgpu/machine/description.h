@@ -39,6 +39,7 @@ struct MachineDescription {
   std::string driver_version = "580.0.0";  // as NVML says it
   int cuda_version = 13000;                // as cuDriverGetVersion says it
   uint64_t kernel_instruction_limit = 0;   // thread instructions of one launch; 0: none
+  uint64_t kernel_time_limit_ms = 0;       // of one launch, while it has the card; 0: none
   // GPUPOOL_SIMGPU_EMPTY_KERNELS: kernels that come as machine code only do nothing; the cards'
   // names say so.
   bool empty_kernels = false;

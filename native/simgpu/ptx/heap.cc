@@ -11,15 +11,24 @@ DeviceHeap::~DeviceHeap() {
   if (arena_ != 0) memory_->release(arena_);
 }
 
+bool DeviceHeap::reserve() {
+  std::lock_guard lock(mutex_);
+  return reserve_locked();
+}
+
+bool DeviceHeap::reserve_locked() {
+  if (arena_ != 0 || capacity_ == 0) return true;
+  arena_ = memory_->allocate(capacity_, 256);
+  if (arena_ == 0) return false;
+  add_hole(arena_, capacity_);
+  return true;
+}
+
 uint64_t DeviceHeap::allocate(uint64_t bytes) {
   if (bytes == 0 || bytes > capacity_) return 0;
   const uint64_t size = (bytes + 15) & ~uint64_t{15};
   std::lock_guard lock(mutex_);
-  if (arena_ == 0) {
-    arena_ = memory_->allocate(capacity_, 256);
-    if (arena_ == 0) return 0;
-    add_hole(arena_, capacity_);
-  }
+  if (!reserve_locked()) return 0;
   auto best = holes_by_size_.lower_bound(size);
   if (best == holes_by_size_.end()) return 0;
   auto hole = holes_.find(best->second);

@@ -1,6 +1,10 @@
 // printf's formatting and the text of a failed assertion.
+#include <cxxabi.h>
+
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "simgpu/ptx/builtins.h"
@@ -268,6 +272,16 @@ PrintfResult format_printf(uint64_t format, uint64_t arguments, const ReadDevice
   return result;
 }
 
+std::string readable_name(const std::string& name) {
+  if (!name.starts_with("_Z")) return name;
+  int status = 0;
+  char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+  if (!text) return name;
+  std::string readable = text;
+  std::free(text);
+  return readable;
+}
+
 std::string assert_message(const ReadDevice& read, uint64_t message, uint64_t file, uint32_t line,
                            uint64_t function, const uint32_t block[3], const uint32_t thread[3]) {
   auto text = [&](uint64_t address) {
@@ -281,7 +295,77 @@ std::string assert_message(const ReadDevice& read, uint64_t message, uint64_t fi
   };
   return text(file) + ":" + std::to_string(line) + ": " + text(function) +
          ": block: " + triple(block) + ", thread: " + triple(thread) + " Assertion `" +
-         text(message) + "` failed.\n";
+         text(message) + "` failed.";
+}
+
+PrintfBuffer::PrintfBuffer(std::shared_ptr<MemorySpace> memory, uint64_t bytes)
+    : memory_(std::move(memory)), bytes_(std::max(bytes, 2 * kHeader)) {
+  ring_ = reinterpret_cast<char*>(memory_->allocate(bytes_, 256));
+}
+
+PrintfBuffer::~PrintfBuffer() {
+  if (ring_) memory_->release(reinterpret_cast<uint64_t>(ring_));
+}
+
+void PrintfBuffer::copy_in(uint64_t at, const void* from, uint64_t bytes) {
+  at %= bytes_;
+  const uint64_t first = std::min(bytes, bytes_ - at);
+  memcpy(ring_ + at, from, first);
+  memcpy(ring_, static_cast<const char*>(from) + first, bytes - first);
+}
+
+void PrintfBuffer::copy_out(uint64_t at, void* to, uint64_t bytes) const {
+  at %= bytes_;
+  const uint64_t first = std::min(bytes, bytes_ - at);
+  memcpy(to, ring_ + at, first);
+  memcpy(static_cast<char*>(to) + first, ring_, bytes - first);
+}
+
+uint64_t PrintfBuffer::drop_header() {
+  uint32_t length = 0;
+  copy_out(begin_, &length, kHeader);
+  begin_ = (begin_ + kHeader) % bytes_;
+  used_ -= kHeader;
+  return std::min<uint64_t>(length, used_);
+}
+
+void PrintfBuffer::put(std::string_view text) {
+  std::lock_guard lock(mutex_);
+  if (!ring_ || text.empty()) return;
+  text = text.substr(0, bytes_ - kHeader);
+  while (used_ + kHeader + text.size() > bytes_) {
+    const uint64_t length = drop_header();
+    begin_ = (begin_ + length) % bytes_;
+    used_ -= length;
+    if (used_ < kHeader) used_ = 0;  // its lengths were written over
+  }
+  const auto length = static_cast<uint32_t>(text.size());
+  copy_in(begin_ + used_, &length, kHeader);
+  copy_in(begin_ + used_ + kHeader, text.data(), text.size());
+  used_ += kHeader + text.size();
+}
+
+void PrintfBuffer::drain(const std::function<void(std::string_view)>& write) {
+  std::lock_guard lock(mutex_);
+  char piece[4096];
+  size_t filled = 0;
+  while (used_ >= kHeader) {
+    uint64_t left = drop_header();
+    while (left) {
+      const uint64_t n = std::min<uint64_t>(left, sizeof piece - filled);
+      copy_out(begin_, piece + filled, n);
+      begin_ = (begin_ + n) % bytes_;
+      used_ -= n;
+      left -= n;
+      filled += n;
+      if (filled == sizeof piece) {
+        write({piece, filled});
+        filled = 0;
+      }
+    }
+  }
+  used_ = 0;
+  if (filled) write({piece, filled});
 }
 
 }  // namespace gpupool::simgpu::ptx

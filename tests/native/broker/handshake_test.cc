@@ -26,6 +26,7 @@ class Loopback : public HandshakeStream {
       : server([known](const Uuid& id) {
           return id == known.lease ? std::optional<LeaseKey>(known.key) : std::nullopt;
         }) {}
+  explicit Loopback(const Uuid& stands_for) : server(stands_for) {}
 
   bool send_all(const void* data, size_t bytes, int) override {
     std::string sent(static_cast<const char*>(data), bytes);
@@ -225,6 +226,23 @@ TEST(Handshake, SurvivesNonsense) {
     }
     EXPECT_NE(server.state(), ServerHandshake::State::kProven);
   }
+}
+
+TEST(Handshake, ASocketThatStandsForALeaseTakesNoOther) {
+  const LeaseFile known = a_lease();
+  const auto shake = [&](const Uuid& lease, const LeaseKey& key) {
+    Loopback stream(known.lease);
+    LeaseFile client;
+    client.lease = lease;
+    client.key = key;
+    HandshakeResult result = client_handshake(stream, client, {});
+    EXPECT_EQ(stream.server.lease(), known.lease);
+    return result;
+  };
+  EXPECT_TRUE(shake({}, {}).ok);
+  EXPECT_EQ(shake(known.lease, known.key).code, RefusalCode::kUnknownLease);
+  EXPECT_EQ(shake(known.lease, {}).code, RefusalCode::kUnknownLease);
+  EXPECT_EQ(shake({}, known.key).code, RefusalCode::kProof);
 }
 
 TEST(Connect, TriesCarriersInOrderUntilOneWorks) {

@@ -117,5 +117,24 @@ TEST(CheckPush, RefusesAStateThatContradictsItself) {
   EXPECT_FALSE(check_push(foreign, &why));
 }
 
+TEST(Sockets, NamesAreUniqueAndNoPaths) {
+  const auto refused = [](const std::string& first, const std::string& second, uint32_t uid) {
+    Push push = a_push(1, 2);
+    push.mutable_leases(0)->mutable_socket()->set_name(first);
+    push.mutable_leases(1)->mutable_socket()->set_name(second);
+    push.mutable_leases(1)->mutable_socket()->set_uid(uid);
+    std::string why;
+    return !check_push(push, &why);
+  };
+  EXPECT_FALSE(refused("GPU-1", "GPU-2", 1000));
+  EXPECT_TRUE(refused("GPU-1", "GPU-1", 1000));
+  EXPECT_TRUE(refused("GPU-1", "", 1000));
+  EXPECT_TRUE(refused("GPU-1", "..", 1000));
+  EXPECT_TRUE(refused("GPU-1", "a/b", 1000));
+  EXPECT_TRUE(refused("GPU-1", std::string("a\0b", 3), 1000));
+  EXPECT_TRUE(refused("GPU-1", std::string(65, 'a'), 1000));
+  EXPECT_TRUE(refused("GPU-1", "GPU-2", 0xffffffff));  // "leave it" to chown
+}
+
 }  // namespace
 }  // namespace gpupool::broker

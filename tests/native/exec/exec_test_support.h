@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "simgpu/exec/engine.h"
+#include "simgpu/ptx/builtins.h"
 
 namespace gpupool::simgpu {
 
@@ -104,11 +105,13 @@ class Device {
       std::lock_guard lock(output_mutex);
       output += s;
     };
+    hooks.heap = &heap;
     return run_launch(l, model, *memory, hooks, &counters);
   }
 
   DeviceModel model;
   std::shared_ptr<HostMemory> memory = std::make_shared<HostMemory>();
+  ptx::DeviceHeap heap{memory};
   std::shared_ptr<Program> program;
   std::string why, output;
   std::mutex output_mutex;

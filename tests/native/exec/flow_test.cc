@@ -295,9 +295,7 @@ TEST(ExecBuiltin, AssertFails) {
       "st.param.b64 [n], d0; st.param.b64 [c], 1; call.uni __assertfail, (m, f, l, n, c); }");
   ASSERT_TRUE(k.fault);
   EXPECT_EQ(k.fault->kind, FaultKind::kAssert) << k.fault->what;
-  EXPECT_NE(k.fault->what.find("a.cu:12: x: block: [0,0,0], thread: [5,0,0] Assertion `x` failed."),
-            std::string::npos)
-      << k.fault->what;
+  EXPECT_EQ(k.fault->message, "a.cu:12: x: block: [0,0,0], thread: [5,0,0] Assertion `x` failed.");
   EXPECT_EQ(k.device.output, "");
 }
 
@@ -407,6 +405,122 @@ TEST(ExecProgram, ALimitOfRegistersIsKept) {
   EXPECT_GT(registers(0), 38u) << why;
   EXPECT_LE(registers(38), 38u) << why;
   EXPECT_GE(registers(38), 1u) << why;
+}
+
+// ---- strict mode: what is undefined, and a card does not report, is a fault ----
+
+class ExecStrict : public ::testing::Test {
+ protected:
+  void TearDown() override { unsetenv("GPUPOOL_SIMGPU_STRICT"); }
+  // What is found; "": nothing. Without strict mode it has to run.
+  static std::string found(const std::string& before, const std::string& body,
+                           uint32_t block = 64) {
+    unsetenv("GPUPOOL_SIMGPU_STRICT");
+    const OutKernel usual(before, body, 2, block);
+    EXPECT_FALSE(usual.fault) << usual.fault->what;
+    setenv("GPUPOOL_SIMGPU_STRICT", "1", 1);
+    const OutKernel strict(before, body, 2, block);
+    if (!strict.fault) {
+      EXPECT_EQ(strict.out, usual.out);
+      return "";
+    }
+    EXPECT_EQ(strict.fault->kind, FaultKind::kLaunchFailed);
+    return strict.fault->what.substr(0, strict.fault->what.find(": ", 13)) + " by " +
+           std::to_string(strict.fault->thread[0]);
+  }
+};
+
+TEST_F(ExecStrict, SharedMemoryThatTheBlockHasNotWritten) {
+  const std::string memory = ".shared .align 16 .b8 s[1024];\n";
+  const std::string address =
+      "mov.u32 result, 0; mov.u32 r1, s; mad.lo.u32 r2, r0, 4, r1; mov.u64 d0, s; "
+      "cvta.shared.u64 d0, d0; mul.wide.u32 d1, r0, 4; add.u64 d0, d0, d1;\n";
+  const std::string unwritten =
+      "strict mode: a read of shared memory that the block has not written by ";
+  EXPECT_EQ(
+      found(memory, address + "st.shared.u32 [r2], r0; bar.sync 0; ld.shared.u32 result, [r2];"),
+      "");
+  EXPECT_EQ(found(memory, address + "ld.shared.u32 result, [r2];"), unwritten + "0");
+  EXPECT_EQ(found(memory, address + "ld.u32 result, [d0];"), unwritten + "0");
+  EXPECT_EQ(found(memory, address + "atom.shared.add.u32 result, [r2], 1;"), unwritten + "0");
+  // Of each thread's 4 bytes 3 are written; thread 40 writes nothing.
+  EXPECT_EQ(found(memory, address + "st.shared.u16 [r2], 1; st.shared.u8 [r2+2], 2; "
+                                    "ld.shared.u16 result, [r2];"),
+            "");
+  EXPECT_EQ(found(memory, address + "st.shared.u16 [r2], 1; st.shared.u8 [r2+2], 2; "
+                                    "ld.shared.u32 result, [r2];"),
+            unwritten + "0");
+  EXPECT_EQ(found(memory, address + "setp.ne.u32 p0, r0, 40; @p0 st.u32 [d0], r0; bar.sync 0; "
+                                    "@p0 ld.shared.u32 result, [r2];"),
+            "");
+  EXPECT_EQ(found(memory, address + "setp.ne.u32 p0, r0, 40; @p0 st.u32 [d0], r0; bar.sync 0; "
+                                    "ld.u32 result, [d0];"),
+            unwritten + "40");
+  EXPECT_EQ(
+      found(memory, address + "mad.lo.u32 r2, r0, 16, r1; st.shared.v4.u32 [r2], {r0, r0, r0, "
+                              "r0}; ld.shared.v2.u32 {result, r5}, [r2+8];"),
+      "");
+  // What the block before wrote is not this block's.
+  EXPECT_EQ(
+      found(memory, address + "mov.u32 r3, %ctaid.x; setp.eq.u32 p0, r3, 0; @p0 st.shared.u32 "
+                              "[r2], r0; @!p0 ld.shared.u32 result, [r2];"),
+      unwritten + "0");
+}
+
+TEST_F(ExecStrict, ThreadsOutsideOfTheirOwnMemberMask) {
+  const std::string outside = "strict mode: the thread is not in its own member mask by ";
+  EXPECT_EQ(found("", "vote.sync.ballot.b32 result, 1, -1;"), "");
+  EXPECT_EQ(found("",
+                  "setp.lt.u32 p0, r0, 8; mov.u32 result, 0; @!p0 bra DONE; "
+                  "vote.sync.ballot.b32 result, 1, 255;"),
+            "");
+  EXPECT_EQ(found("", "vote.sync.ballot.b32 result, 1, 0xfffffffb;"), outside + "2");
+  EXPECT_EQ(found("", "mov.u32 result, 0; bar.warp.sync 0xfffffff7;"), outside + "3");
+  EXPECT_EQ(found("", "shfl.sync.idx.b32 result, r0, 1, 31, 0xffffffef;"), outside + "4");
+  EXPECT_EQ(found("", "match.any.sync.b32 result, r0, 0xffffffdf;"), outside + "5");
+  EXPECT_EQ(found("", "redux.sync.add.u32 result, r0, 0xffffffbf;"), outside + "6");
+}
+
+TEST_F(ExecStrict, ShufflesFromThreadsThatDoNotTakePart) {
+  const std::string absent =
+      "strict mode: the thread takes the value of one that does not take part by ";
+  for (const char* mode : {"up", "down", "bfly", "idx"})
+    EXPECT_EQ(found("", std::string("shfl.sync.") + mode + ".b32 result, r0, 3, " +
+                            (mode == std::string("up") ? "0" : "31") + ", -1;"),
+              "")
+        << mode;
+  const std::string half =
+      "and.b32 r2, r0, 31; setp.lt.u32 p0, r2, 16; mov.u32 result, 0; @!p0 bra DONE; ";
+  EXPECT_EQ(found("", half + "shfl.sync.down.b32 result, r0, 8, 0x100f, 0xffff;"), "");
+  EXPECT_EQ(found("", half + "shfl.sync.down.b32 result, r0, 8, 31, 0xffff;"), absent + "8");
+  EXPECT_EQ(found("", half + "shfl.sync.bfly.b32 result, r0, 16, 31, 0xffff;"), absent + "0");
+  EXPECT_EQ(found("", half + "shfl.sync.idx.b32 result, r0, 20, 31, 0xffff;"), absent + "0");
+  // Of a warp with 8 threads.
+  EXPECT_EQ(found("", "shfl.sync.down.b32 result, r0, 1, 31, -1;", 40), absent + "39");
+}
+
+TEST_F(ExecStrict, OneWarpAtTwoBarriers) {
+  const std::string two =
+      "setp.lt.u32 p0, r0, 7; mov.u32 result, 1; @p0 bra LOW; %1 bra.uni DONE; LOW: %2";
+  const auto text = [&](const std::string& barrier) {
+    std::string s = two;
+    s.replace(s.find("%1"), 2, barrier);
+    return s.replace(s.find("%2"), 2, barrier);
+  };
+  const std::string apart =
+      "strict mode: threads of one warp are at different barrier instructions";
+  EXPECT_EQ(found("", text("bar.sync 0;")).substr(0, apart.size()), apart);
+  EXPECT_EQ(found("", text("barrier.sync.aligned 0;")).substr(0, apart.size()), apart);
+  EXPECT_EQ(found("", text("barrier.sync 0;")), "");
+  // Whole warps at two places, and threads that come to one place at different times.
+  EXPECT_EQ(found("",
+                  "setp.lt.u32 p0, r0, 32; mov.u32 result, 1; @p0 bra LOW; bar.sync 0; bra.uni "
+                  "DONE; LOW: bar.sync 0;"),
+            "");
+  EXPECT_EQ(found("",
+                  "setp.lt.u32 p0, r0, 7; mov.u32 result, 1; @p0 bra LOW; add.u32 result, "
+                  "result, 1; LOW: bar.sync 0;"),
+            "");
 }
 
 }  // namespace

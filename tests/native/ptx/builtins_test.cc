@@ -1,6 +1,8 @@
 // printf's formatting, the device's heap, the message of a failed assertion.
 #include "simgpu/ptx/builtins.h"
 
+#include <random>
+
 #include "ptx_test_support.h"
 
 namespace gpupool::simgpu::ptx {
@@ -118,7 +120,7 @@ TEST(PtxAssert, Message) {
   const uint64_t a = text("x > 0"), f = text("test.cu"), g = text("void k()");
   const uint32_t block[3] = {1, 0, 0}, thread[3] = {31, 2, 0};
   EXPECT_EQ(assert_message(read, a, f, 19, g, block, thread),
-            "test.cu:19: void k(): block: [1,0,0], thread: [31,2,0] Assertion `x > 0` failed.\n");
+            "test.cu:19: void k(): block: [1,0,0], thread: [31,2,0] Assertion `x > 0` failed.");
   for (uint64_t p : {a, f, g}) memory->release(p);
 }
 
@@ -145,6 +147,100 @@ TEST(PtxHeap, AllocatesAlignedDisjointBlocksAndJoinsFreedOnes) {
     const uint64_t whole = heap.allocate(1024);
     EXPECT_NE(whole, 0u);
   }  // ~TestMemory sees that the arena was given back
+}
+
+std::shared_ptr<TestMemory> no_memory() {
+  auto memory = std::make_shared<TestMemory>();
+  memory->limit_ = 0;
+  return memory;
+}
+
+// Tells where it was asked for memory last.
+struct ToldMemory : TestMemory {
+  uint64_t allocate(uint64_t bytes, uint64_t alignment) override {
+    return last = TestMemory::allocate(bytes, alignment);
+  }
+  uint64_t last = 0;
+};
+
+TEST(PtxHeap, ReservesItsArenaOrSaysThatThereIsNoMemory) {
+  auto memory = std::make_shared<TestMemory>();
+  DeviceHeap heap(memory, 4096);
+  EXPECT_TRUE(heap.reserve());
+  EXPECT_NE(heap.allocate(4096), 0u);
+  DeviceHeap none(memory, 0);
+  EXPECT_TRUE(none.reserve());
+  EXPECT_EQ(none.allocate(1), 0u);
+  DeviceHeap too_large(no_memory(), 4096);
+  EXPECT_FALSE(too_large.reserve());
+}
+
+std::string drained(PrintfBuffer& buffer) {
+  std::string all;
+  buffer.drain([&](std::string_view text) { all += text; });
+  return all;
+}
+
+TEST(PtxPrintfBuffer, GivesBackWhatWasPutIn) {
+  PrintfBuffer buffer(std::make_shared<TestMemory>(), 1 << 16);
+  ASSERT_TRUE(buffer.reserved());
+  EXPECT_EQ(drained(buffer), "");
+  buffer.put("one\n");
+  buffer.put("");
+  buffer.put("two\n");
+  EXPECT_EQ(drained(buffer), "one\ntwo\n");
+  EXPECT_EQ(drained(buffer), "");
+  std::string long_text(20'000, 'x');
+  long_text += '\n';
+  for (int round = 0; round < 20; ++round) {  // around the ring's end, and over many pieces
+    buffer.put(long_text);
+    buffer.put("end\n");
+    ASSERT_EQ(drained(buffer), long_text + "end\n") << round;
+  }
+}
+
+TEST(PtxPrintfBuffer, NewOutputOverwritesTheOldestCallByCall) {
+  // A call takes its text and 4 bytes: 10 calls of 96 fit into 1000 bytes.
+  PrintfBuffer buffer(std::make_shared<TestMemory>(), 1000);
+  std::string expected;
+  for (int i = 0; i < 57; ++i) {
+    const std::string line =
+        std::to_string(i) + std::string(95 - std::to_string(i).size(), '.') + "\n";
+    buffer.put(line);
+    if (i >= 47) expected += line;
+  }
+  EXPECT_EQ(drained(buffer), expected);
+  // What is longer than the buffer is cut off.
+  buffer.put(std::string(5000, 'a'));
+  EXPECT_EQ(drained(buffer), std::string(996, 'a'));
+}
+
+TEST(PtxPrintfBuffer, WhatAProgramWritesOverItDoesNoHarm) {
+  auto memory = std::make_shared<ToldMemory>();
+  PrintfBuffer buffer(memory, 256);
+  const uint64_t ring = memory->last;
+  std::mt19937 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    buffer.put(std::string(random() % 60, 'b'));
+    auto* bytes = reinterpret_cast<uint8_t*>(ring);
+    for (int i = 0; i < 8; ++i) bytes[random() % 256] = static_cast<uint8_t>(random());
+    if (round % 7 == 0) ASSERT_LE(drained(buffer).size(), 256u);
+  }
+}
+
+TEST(PtxPrintfBuffer, SaysThatThereIsNoMemory) {
+  PrintfBuffer buffer(no_memory(), 4096);
+  EXPECT_FALSE(buffer.reserved());
+  buffer.put("lost");
+  EXPECT_EQ(drained(buffer), "");
+}
+
+// Expected texts are c++filt's.
+TEST(PtxNames, AreDemangledWhereTheyAreMangled) {
+  EXPECT_EQ(readable_name("store"), "store");
+  EXPECT_EQ(readable_name("_Z5scaleIfEvPT_S0_i"), "void scale<float>(float*, float, int)");
+  EXPECT_EQ(readable_name("_Z5checkPKiPi"), "check(int const*, int*)");
+  EXPECT_EQ(readable_name("_Znonsense"), "_Znonsense");
 }
 
 }  // namespace

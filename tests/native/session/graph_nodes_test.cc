@@ -166,7 +166,9 @@ TEST(GraphNodes, AnyBytesGetAnAnswer) {
     if (!decode_graph(exact.data(), exact.size(), 6, update, &nodes)) continue;
     for (size_t i = 0; i < nodes.size(); i++) {
       for (uint32_t dependency : nodes[i].dependencies) ASSERT_LT(dependency, i);
-      if (!update) ASSERT_EQ(nodes[i].header.index, i);
+      if (!update) {
+        ASSERT_EQ(nodes[i].header.index, i);
+      }
     }
   }
 }

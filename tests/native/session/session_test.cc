@@ -76,6 +76,58 @@ TEST(Session, ChargesBeforeItAllocatesAndGivesBack) {
   EXPECT_EQ(served.account.used.load(), 0u);
 }
 
+CUresult set_limit(Served& served, int64_t limit, uint64_t value, uint32_t context = 1) {
+  const uint64_t call = served.add(
+      Operation::kCtxSetLimit, 16, true,
+      [&](Encoder& e) {
+        e.scalar(static_cast<uint64_t>(limit));
+        e.scalar(value);
+      },
+      0, context);
+  Reply reply;
+  if (!served.send() || !served.wait(call, &reply)) return CUDA_ERROR_UNKNOWN;
+  return reply.status;
+}
+
+TEST(Session, ChargesWhatALimitSetsAside) {
+  constexpr uint64_t kMib = 1 << 20;
+  Served served;
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  // The driver's own heap has 8 MiB, its buffer of printf 1 MiB: those are the context's.
+  for (auto [limit, own] : {std::pair{CU_LIMIT_MALLOC_HEAP_SIZE, 8 * kMib},
+                            std::pair{CU_LIMIT_PRINTF_FIFO_SIZE, kMib}}) {
+    EXPECT_EQ(set_limit(served, limit, own), CUDA_SUCCESS);
+    EXPECT_EQ(served.account.used.load(), 0u);
+    EXPECT_EQ(set_limit(served, limit, own + 100 * kMib), CUDA_SUCCESS);
+    EXPECT_EQ(served.account.used.load(), 100 * kMib);
+    EXPECT_EQ(set_limit(served, limit, own + 300 * kMib), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(set_limit(served, limit, ~uint64_t{0}), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(served.account.used.load(), 100 * kMib);
+    EXPECT_EQ(set_limit(served, limit, 0), CUDA_SUCCESS);
+    EXPECT_EQ(served.account.used.load(), 0u);
+  }
+  // A thread's stack is not charged in advance. What is no limit of this driver's, or of CUDA's:
+  EXPECT_EQ(set_limit(served, CU_LIMIT_STACK_SIZE, 64 << 10), CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 0u);
+  EXPECT_EQ(set_limit(served, CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 1), CUDA_ERROR_UNSUPPORTED_LIMIT);
+  EXPECT_EQ(set_limit(served, CU_LIMIT_MAX, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(set_limit(served, -1, 1), CUDA_ERROR_INVALID_VALUE);
+  // A context gives back what its limits took, and so does the session.
+  ASSERT_EQ(served.create_context(2), CUDA_SUCCESS);
+  EXPECT_EQ(set_limit(served, CU_LIMIT_MALLOC_HEAP_SIZE, 108 * kMib, 2), CUDA_SUCCESS);
+  EXPECT_EQ(set_limit(served, CU_LIMIT_MALLOC_HEAP_SIZE, 58 * kMib), CUDA_SUCCESS);
+  EXPECT_EQ(served.account.used.load(), 150 * kMib);
+  const wire::Handle second{2, 1};
+  const uint64_t call = served.add(
+      Operation::kCtxDestroyV2, sizeof second, true, [&](Encoder& e) { e.handle(second); }, 0, 2);
+  Reply reply;
+  ASSERT_TRUE(served.send());
+  ASSERT_TRUE(served.wait(call, &reply));
+  EXPECT_EQ(served.account.used.load(), 50 * kMib);
+  EXPECT_EQ(served.end().end, worker::SessionEnd::kClientGone);
+  EXPECT_EQ(served.account.used.load(), 0u);
+}
+
 TEST(Session, SmallAllocationsShareMemoryAndDoNotOverlap) {
   Served served;
   ASSERT_EQ(served.create_context(), CUDA_SUCCESS);

@@ -10,6 +10,7 @@
 
 #include "host_memory.h"
 #include "simgpu/exec/engine.h"
+#include "simgpu/ptx/builtins.h"
 
 namespace gpupool::simgpu {
 
@@ -65,6 +66,7 @@ class EngineTest : public ::testing::Test {
       ++checkpoints;
       return !cancel;
     };
+    hooks.heap = &heap;
     counters = {};
     return run_launch(l, device, *memory, hooks, &counters);
   }
@@ -76,6 +78,7 @@ class EngineTest : public ::testing::Test {
 
   DeviceModel device;
   std::shared_ptr<HostMemory> memory = std::make_shared<HostMemory>();
+  ptx::DeviceHeap heap{memory};
   std::shared_ptr<Program> program;
   std::string printed;
   int checkpoints = 0;

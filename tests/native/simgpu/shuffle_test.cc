@@ -14,7 +14,7 @@ class Shuffle : public EngineTest {
   template <class Fn>
   void each_order(Fn fn) {
     const char* text = std::getenv("GPUPOOL_TEST_SHUFFLES");
-    const int orders = text ? std::atoi(text) : 30;
+    const int orders = text ? std::atoi(text) : 1000;
     for (int seed = 1; seed <= orders && !HasFatalFailure(); ++seed) {
       SCOPED_TRACE(seed);
       setenv("GPUPOOL_SIMGPU_SHUFFLE", std::to_string(seed).c_str(), 1);

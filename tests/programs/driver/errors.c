@@ -63,6 +63,25 @@ static void devices_and_contexts(void) {
       CUDA_ERROR_INVALID_DEVICE);
 }
 
+static CUresult made_in_host_function;
+
+static void CUDA_CB calls_cuda(void* stream) {
+  CUdeviceptr memory;
+  (void)stream;
+  made_in_host_function = cuMemAlloc(&memory, 16);
+}
+
+static void contexts(const Session* session) {
+  row("cuCtxEnablePeerAccess to the current context", cuCtxEnablePeerAccess(session->context, 0),
+      CUDA_ERROR_INVALID_CONTEXT);
+  row("cuCtxEnablePeerAccess with flags", cuCtxEnablePeerAccess(session->context, 1),
+      CUDA_ERROR_INVALID_VALUE);
+  made_in_host_function = CUDA_SUCCESS;
+  CHECK(cuLaunchHostFunc(NULL, calls_cuda, NULL));
+  CHECK(cuStreamSynchronize(NULL));
+  row("cuMemAlloc in a host function", made_in_host_function, CUDA_ERROR_NOT_PERMITTED);
+}
+
 static void modules(const Session* session) {
   CUmodule module;
   CUfunction function;
@@ -105,6 +124,23 @@ static void launches(const Session* session) {
   CHECK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0));
 #define LAUNCH(f, gx, gy, gz, bx, by, bz, shared) \
   cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, NULL, p, NULL)
+  CUlaunchAttribute attribute = {0};
+  CUlaunchConfig config = {0};
+  int clusters = 0;
+  config.gridDimX = 2, config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = 16, config.blockDimY = config.blockDimZ = 1;
+  config.attrs = &attribute, config.numAttrs = 1;
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1;
+  CHECK(cuDeviceGetAttribute(&clusters, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0));
+  attribute.value.clusterDim.x = 2;
+  row("clusters where a card has some, or has none", cuLaunchKernelEx(&config, fill, p, NULL),
+      clusters ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+  attribute.value.clusterDim.x = 1;
+  row("clusters of one block", cuLaunchKernelEx(&config, fill, p, NULL), CUDA_SUCCESS);
+  attribute.id = (CUlaunchAttributeID)77;
+  row("an attribute that there is not", cuLaunchKernelEx(&config, fill, p, NULL),
+      CUDA_ERROR_INVALID_VALUE);
   row("grid of 0 blocks", LAUNCH(fill, 0, 1, 1, 32, 1, 1, 0), CUDA_ERROR_INVALID_VALUE);
   row("block of 0 threads", LAUNCH(fill, 1, 1, 1, 0, 1, 1, 0), CUDA_ERROR_INVALID_VALUE);
   row("block with too many threads", LAUNCH(fill, 1, 1, 1, (unsigned)threads + 1, 1, 1, 0),
@@ -155,6 +191,27 @@ static void memory(int undefined) {
   row("cuMemsetD8 of an address never given", cuMemsetD8((CUdeviceptr)0x1000, 1, 16),
       CUDA_ERROR_INVALID_VALUE);
   row("cuMemsetD8 behind the end", cuMemsetD8(a, 1, 1 << 16), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD8 behind the end of all addresses", cuMemsetD8(a, 1, SIZE_MAX),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD16 of more bytes than a number holds", cuMemsetD16(a, 1, SIZE_MAX / 2 + 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD32 of more bytes than a number holds", cuMemsetD32(a, 1, SIZE_MAX / 4 + 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D8 with rows longer than the pitch", cuMemsetD2D8(a, 16, 1, 17, 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D16 with rows longer than the pitch", cuMemsetD2D16(a, 16, 1, 9, 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D32 with rows longer than the pitch", cuMemsetD2D32(a, 16, 1, 5, 2),
+      CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D32Async with rows longer than the pitch",
+      cuMemsetD2D32Async(a, 16, 1, 5, 2, NULL), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D8 of one row longer than the pitch", cuMemsetD2D8(a, 16, 1, 17, 1), CUDA_SUCCESS);
+  row("cuMemsetD2D8 of no rows", cuMemsetD2D8(a, 16, 1, 17, 0), CUDA_SUCCESS);
+  row("cuMemsetD2D8 of more bytes than a number holds",
+      cuMemsetD2D8(a, (size_t)1 << 32, 1, 16, ((size_t)1 << 32) + 1), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D32 of rows of more bytes than a number holds",
+      cuMemsetD2D32(a, 4096, 1, SIZE_MAX / 4 + 2, 1), CUDA_ERROR_INVALID_VALUE);
+  row("cuMemsetD2D8 behind the end", cuMemsetD2D8(a, 1024, 1, 1024, 5), CUDA_ERROR_INVALID_VALUE);
   row("cuMemsetD32 of an odd address", cuMemsetD32(a + 2, 1, 4), CUDA_ERROR_INVALID_VALUE);
   row("cuPointerGetAttribute of a host variable",
       cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)host),
@@ -203,6 +260,7 @@ int main(int argc, char** argv) {
   before_init();
   devices_and_contexts();
   Session session = open_session();
+  contexts(&session);
   modules(&session);
   launches(&session);
   memory(undefined);

@@ -1,6 +1,8 @@
 /* Memory and its limit, as commands in order of the arguments:
      info        prints "free N total N" (bytes)
      alloc N     allocates N MiB, prints "alloc N: CODE"
+     heap N      sets the limit of the device's heap to N MiB, prints "heap N: CODE"
+     output N    the same for printf's buffer, "output N: CODE"
      touch       writes and checks both ends of the last allocation
      free        frees the last allocation
      wait        prints "waiting" and reads one line from standard input
@@ -27,6 +29,12 @@ int main(int argc, char** argv) {
       CUresult status = cuMemAlloc(&allocations[count], mib << 20);
       if (status == CUDA_SUCCESS) ++count;
       printf("alloc %zu: %d\n", mib, (int)status);
+    } else if ((strcmp(argv[i], "heap") == 0 || strcmp(argv[i], "output") == 0) && i + 1 < argc) {
+      const int heap = strcmp(argv[i], "heap") == 0;
+      size_t mib = strtoull(argv[++i], NULL, 10);
+      CUresult status =
+          cuCtxSetLimit(heap ? CU_LIMIT_MALLOC_HEAP_SIZE : CU_LIMIT_PRINTF_FIFO_SIZE, mib << 20);
+      printf("%s %zu: %d\n", heap ? "heap" : "output", mib, (int)status);
     } else if (strcmp(argv[i], "touch") == 0) {
       EXPECT(count > 0);
       unsigned pattern[4] = {1, 2, 3, 0xdeadbeef}, back[4];

@@ -23,6 +23,8 @@ def test_defaults():
     assert settings.driver_directory == ""
     assert settings.broker_tcp_listen == ""
     assert settings.placement_policy == "pack"
+    assert settings.cdi_dir == "/var/run/cdi"
+    assert settings.container_library_dirs == ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 
 
 def test_values_are_taken(root):
@@ -52,6 +54,9 @@ WRONG = [
     ("gpus", "placement_policy", "random"),
     ("gpus", "driver_directory", "usr/lib"),
     ("gpus", "health_interval", "0"),
+    ("containers", "cdi_dir", "var/run/cdi"),
+    ("containers", "library_dirs", "/usr/lib64,lib"),
+    ("containers", "library_dirs", ""),
     ("api", "tcp_listen", "0.0.0.0:5000"),
     ("api", "max_connections", "lots"),
     ("broker", "tcp_listen", "0.0.0.0:5000"),

@@ -1,0 +1,65 @@
+"""CDI specifications: what a container runtime does for `--device gpupool/slice=NAME`.
+
+Pure functions; the format is https://github.com/cncf-tags/container-device-interface, SPEC.md. A
+specification names the slice's directory and the client libraries, and holds no secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gpupoold.model import Slice
+
+KIND = "gpupool/slice"
+#: where the client library looks; kSliceDirectory in native/wire/handshake.h
+CONTAINER_DIRECTORY = "/run/gpupool/slice"
+#: a device's name; a digit at its beginning is allowed since 0.5.0
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_OLD, _DIGITS = "0.3.0", "0.5.0"
+
+
+def device_names(piece: Slice) -> list[str]:
+    """The names of a slice's device: its virtual UUID, and its own name if CDI allows that."""
+    names = [piece.virtual_uuid]
+    if _NAME.fullmatch(piece.name) and piece.name != piece.virtual_uuid:
+        names.insert(0, piece.name)
+    return names
+
+
+def _mount(host: str, container: str, *options: str) -> dict[str, Any]:
+    return {
+        "hostPath": host,
+        "containerPath": container,
+        "options": ["bind", "ro", "nosuid", "nodev", *options],
+    }
+
+
+def specification(
+    piece: Slice, socket_directory: str, libraries: Sequence[tuple[str, str]], into: Sequence[str]
+) -> dict[str, Any]:
+    """The specification of one slice.
+
+    libraries: (file of the host, name in the container). into: directories of the container.
+    """
+    mounts = [
+        _mount(host, os.path.join(directory, name))
+        for directory in into
+        for host, name in libraries
+    ]
+    # The directory, not the socket in it: that is another one after a restart of the broker.
+    mounts.append(_mount(socket_directory, CONTAINER_DIRECTORY, "noexec"))
+    names = device_names(piece)
+    return {
+        "cdiVersion": _DIGITS if any(name[0].isdigit() for name in names) else _OLD,
+        "kind": KIND,
+        "devices": [{"name": name, "containerEdits": {"mounts": mounts}} for name in names],
+    }
+
+
+def text_of(spec: dict[str, Any]) -> str:
+    """The file's content."""
+    return json.dumps(spec, indent=2) + "\n"
