@@ -47,6 +47,8 @@ def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
         worker_log_bytes=settings.worker_log_bytes,
         kill_grace_ms=settings.kill_grace_ms,
         worker_host_memory_mib=settings.worker_host_memory,
+        rings=settings.rings,
+        ring_spinners=settings.ring_spinners,
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
         worker_environment=settings.worker_environment,

@@ -248,7 +248,13 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
     workers_.put_back(*worker);
     return door_.refuse(guest, RefusalCode::kUnknownLease, "the session has ended");
   }
-  const Fd client = door_.welcome(guest, session->id, session->epoch, kInitialCredit, {});
+  std::unique_ptr<Ring> ring;
+  if (guest->peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
+    ring = workers_.make_ring(session->epoch);
+  }
+  const Fd client = door_.welcome(guest, session->id, session->epoch, kInitialCredit, {},
+                                  ring != nullptr ? ring->offer() : wire::CarrierOffer{},
+                                  ring != nullptr ? ring->fd() : -1);
   if (!client) return workers_.put_back(*worker);
 
   const SliceSpec& slice = lease->slices[device];
@@ -270,7 +276,7 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   session->workers.push_back(worker->pid);
   session->current[device] = worker->pid;
   by_pid_[worker->pid] = worker;
-  workers_.assign(*worker, owner, payload, client.get());
+  workers_.assign(*worker, owner, payload, client.get(), std::move(ring));
 
   Event event;
   WorkerStarted* started = event.mutable_worker_started();
@@ -358,6 +364,7 @@ SessionState SessionTable::state_of(const Session& session) const {
   state.set_carrier(session.peer.carrier);
   for (pid_t pid : session.workers) {
     const Worker& worker = *by_pid_.at(pid);
+    if (worker.ring_taken) state.set_carrier("ring");
     WorkerState* entry = state.add_workers();
     entry->set_pid(static_cast<uint32_t>(pid));
     entry->set_slice(bytes_of(worker.owner.slice));

@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "carriers/ring.h"
 #include "client/connect.h"
 #include "client/log.h"
 #include "client/pools.h"
@@ -23,6 +25,20 @@
 
 namespace gpupool::client {
 namespace {
+
+// What a data connection goes on over: itself, or the ring that was offered with it.
+std::unique_ptr<carriers::Carrier> settle_carrier(wire::Connected& connected) {
+  auto carrier = std::move(static_cast<CarrierStream&>(*connected.stream).carrier);
+  const wire::CarrierOffer& offer = connected.handshake.offer;
+  const int memory =
+      strcmp(carrier->kind(), "unix") == 0 ? carriers::take_descriptor(*carrier) : -1;
+  if (offer.kind != static_cast<uint32_t>(wire::OfferKind::kRing)) {
+    if (memory >= 0) close(memory);
+    return carrier;
+  }
+  return carriers::choose_ring(std::move(carrier), memory, offer.version,
+                               {offer.command_bytes, offer.bulk_bytes}, connected.handshake.epoch);
+}
 
 // Arenas lie where neither programs nor the dynamic linker put anything, nor AddressSanitizer its
 // shadow, at multiples of their size.
@@ -210,6 +226,7 @@ CUresult Process::connect_device(Device& device) {
   request.device = device.lease_ordinal;
   request.arena_base = device.arena_base;
   request.arena_bytes = device.arena_bytes;
+  request.accepts = wire::kAcceptsRing;
   wire::Connected connected =
       wire::connect_lease(session_->lease, request, open_carrier, session_->carrier, 30000);
   if (!connected.handshake.ok) {
@@ -217,7 +234,9 @@ CUresult Process::connect_device(Device& device) {
         connected.handshake.message.c_str());
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
-  auto carrier = std::move(static_cast<CarrierStream*>(connected.stream.get())->carrier);
+  auto carrier = settle_carrier(connected);
+  log(Level::kInfo, "device %d is used over a carrier of the kind %s", device.ordinal,
+      carrier->kind());
   device.channel.store(new Channel(std::move(carrier), connected.handshake.epoch,
                                    connected.handshake.initial_credit, device),
                        std::memory_order_release);

@@ -9,10 +9,13 @@
 //   kHello   HelloBody                 ->
 //                                      <-    kChallenge ChallengeBody
 //   kProof   ProofBody                 ->
-//                                      <-    kWelcome WelcomeBody (+ snapshot) | kRefused
-//                                      RefusedBody
+//                                      <-    kWelcome WelcomeBody (+ snapshots, CarrierOffer)
+//                                            | kRefused RefusedBody
+//   u64, if a ring was offered         ->    1: the rest goes over the ring, 2: over this
+//   connection
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -41,8 +44,16 @@ struct HelloBody {
   char program[64];     // the client's program name, for people; never trusted
   uint64_t arena_base;  // kDevice: the arena that the client reserved for this device's addresses
   uint64_t arena_bytes;
+  // From minor version 2 on:
+  uint32_t accepts;  // kDevice: AcceptedOffers that the client knows what to do with
+  uint32_t reserved;
 };
-static_assert(sizeof(HelloBody) == 168);
+static_assert(sizeof(HelloBody) == 176);
+constexpr size_t kFirstHelloBytes = offsetof(HelloBody, accepts);  // of minor version 1
+
+enum AcceptedOffers : uint32_t {
+  kAcceptsRing = 1,  // a ring in shared memory (doc/rings.md)
+};
 
 struct ChallengeBody {
   uint16_t major;
@@ -66,6 +77,17 @@ struct WelcomeBody {
   uint64_t initial_credit;  // bytes that the client may send before the first credit
 };
 static_assert(sizeof(WelcomeBody) == 64);
+
+// Follows all else in the kWelcome of a client that accepts something. With kRing the region's
+// descriptor comes with the frame.
+struct CarrierOffer {
+  uint32_t kind;     // OfferKind
+  uint32_t version;  // of the region's layout
+  uint32_t command_bytes;
+  uint32_t bulk_bytes;
+};
+static_assert(sizeof(CarrierOffer) == 16);
+enum class OfferKind : uint32_t { kNone = 0, kRing = 1 };
 
 // What the client needs to answer device queries by itself; follows WelcomeBody of a kSession.
 constexpr uint32_t kAttributeCount = 160;

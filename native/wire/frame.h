@@ -12,7 +12,7 @@ namespace gpupool::wire {
 
 constexpr uint32_t kFrameMagic = 0x46505047;  // "GPPF"
 constexpr uint16_t kProtocolMajor = 0;
-constexpr uint16_t kProtocolMinor = 1;     // what this build speaks
+constexpr uint16_t kProtocolMinor = 2;     // what this build speaks
 constexpr uint16_t kProtocolMinorMin = 1;  // the oldest minor version that this build serves
 
 constexpr uint32_t kMaxFrameBody = 256 * 1024;     // commands, replies or events of one frame
