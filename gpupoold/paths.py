@@ -6,6 +6,13 @@ import os
 import threading
 from pathlib import Path
 
+#: what programs load, and the names without a version that linkers, Numba and others look for
+CLIENT_LIBRARIES = {
+    "libcuda.so.1": "libcuda.so.1",
+    "libcuda.so": "libcuda.so.1",
+    "libnvidia-ml.so.1": "libnvidia-ml.so.1",
+    "libnvidia-ml.so": "libnvidia-ml.so.1",
+}
 #: names another prefix with bin/, client/, simgpu/, quiet/ and share/ (development and tests)
 ENVIRONMENT = "GPUPOOL_NATIVE_DIR"
 
@@ -19,30 +26,29 @@ def native_directory() -> Path:
 
 
 def client_directory() -> Path:
-    """The directory of the client's libcuda.so.1."""
+    """The directory of the client's libraries."""
     return native_directory() / "client"
 
 
 def search_directory(run_dir: str) -> Path:
-    """For LD_LIBRARY_PATH: where programs find the client library under both of its names.
+    """For LD_LIBRARY_PATH: where programs find the client's libraries under all their names.
 
-    Linkers, Numba and others look for libcuda.so, which a wheel can't hold as a link. Where it is
-    missing, links to the client library are made in `run_dir`/client. (A copy would not do: a
-    process that finds both names must get one library.)
+    A wheel can't hold links. Where one is missing, links to the libraries are made in
+    `run_dir`/client. (A copy would not do: a process that finds both names of a library must get
+    one.)
     """
     client = client_directory()
-    if (client / "libcuda.so").exists():
+    if all((client / name).exists() for name in CLIENT_LIBRARIES):
         return client
-    library = client / "libcuda.so.1"
     links = Path(run_dir) / "client"
     try:
         links.mkdir(mode=0o755, exist_ok=True)
-        for name in ("libcuda.so.1", "libcuda.so"):
+        for name, library in CLIENT_LIBRARIES.items():
             link = links / name
-            if link.is_symlink() and link.readlink() == library:
+            if link.is_symlink() and link.readlink() == client / library:
                 continue
             fresh = links / f".{name}.{os.getpid()}.{threading.get_ident()}"
-            fresh.symlink_to(library)
+            fresh.symlink_to(client / library)
             fresh.replace(link)
     except OSError:
         return client

@@ -60,7 +60,7 @@ class Pool:
         self.store = store
         self.driver = driver
         self.runs = Runs(settings, self._run_ended)
-        self.broker = BrokerLink(settings, store, self.runs, self._gpu_uuids, self.notify)
+        self.broker = BrokerLink(settings, store, self.runs, driver, self._gpu_uuids, self.notify)
         self.book = self.broker.book
         self.lock = threading.RLock()
         self._gpus: list[Gpu] = []  # those that the driver has now

@@ -2,9 +2,10 @@
 #   [HEADERS <names>…] [DEFINITIONS <definitions>…] [LINK_OPTIONS <options>…] [LINK_DEPENDS <files>…]
 #   [PROGRAM])
 #
-# A shared library, or with PROGRAM a program, that loads on glibc 2.28, compiled with PyPI's ziglang. HEADERS are the third-party
-# headers below /usr/include that the sources use (files or directories: that directory itself must
-# not be on this compiler's path). The target has the property GPUPOOL_LIBRARY: the library's path.
+# A shared library, or with PROGRAM a program, that loads on glibc 2.28, compiled with PyPI's ziglang.
+# HEADERS are the third-party headers below /usr/include that the sources use (files or directories:
+# that directory itself must not be on this compiler's path). The target has the property
+# GPUPOOL_LIBRARY: the library's path.
 function(gpupool_old_glibc_library target)
   cmake_parse_arguments(arg "PROGRAM" "OUTPUT" "SOURCES;LIBRARIES;HEADERS;DEFINITIONS;LINK_OPTIONS;LINK_DEPENDS" ${ARGN})
   execute_process(COMMAND ${Python3_EXECUTABLE} -c "import ziglang" RESULT_VARIABLE no_zig ERROR_QUIET)

@@ -33,7 +33,11 @@ BUILT = re.compile(r"\.(so|o|a|whl|deb|bin|img)(\.|$)")
 
 def tracked(*patterns: str) -> list[str]:
     output = subprocess.run(
-        ["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return [line for line in output.splitlines() if (ROOT / line).is_file()]
 

@@ -67,6 +67,20 @@ OPTIONS = [
         "device code, queues and objects of its programs. The memory of simulated GPUs is not "
         "counted.",
     ),
+    cfg.BoolOpt(
+        "rings",
+        default=False,
+        help="Offer programs of this host a ring in shared memory in place of the unix socket: "
+        "shorter calls and faster copies, for 8.5 MiB of memory per program and device.",
+    ),
+    cfg.IntOpt(
+        "ring_spinners",
+        min=0,
+        max=64,
+        help="How many sessions with a ring may spin at once on this host while they wait, which "
+        "keeps up to two processors busy for each; the others sleep. Unset: a quarter of the "
+        "processors, at least one where there are two.",
+    ),
     cfg.StrOpt(
         "cgroup_parent",
         default="",

@@ -52,6 +52,8 @@ class Settings:
     worker_log_bytes: int
     kill_grace_ms: int
     worker_host_memory: int
+    rings: bool
+    ring_spinners: int
     cgroup_parent: str
     disable_seccomp: bool
     worker_environment: dict[str, str]
@@ -109,6 +111,8 @@ def load(arguments: list[str], *, defaults: bool = True) -> tuple[cfg.ConfigOpts
     With defaults=False the files of /etc and the home directory are not looked for.
     """
     conf = cfg.ConfigOpts()
+    # Before anything reads it: a value that was read is kept.
+    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
     log.register_options(conf)
     for group in opts.GROUPS:
         name = None if group.GROUP == "DEFAULT" else group.GROUP
@@ -178,7 +182,6 @@ def _parse(conf: cfg.ConfigOpts, arguments: list[str], **keywords: Any) -> None:
 
 def set_up_logging(conf: cfg.ConfigOpts) -> None:
     """Logging as configured; raises ConfigurationError where that cannot be."""
-    log.set_defaults(default_log_levels=["grpc=WARN", "asyncio=WARN"])
     try:
         log.setup(conf, "gpupoold")
     except OSError as error:
@@ -337,6 +340,8 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         worker_log_bytes=conf.broker.worker_log_bytes,
         kill_grace_ms=conf.broker.kill_grace_ms,
         worker_host_memory=conf.broker.worker_host_memory,
+        rings=conf.broker.rings,
+        ring_spinners=_spinners(conf.broker.ring_spinners),
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,
         worker_environment=dict(conf.broker.worker_environment),
@@ -348,6 +353,14 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         cdi_dir=os.path.normpath(conf.containers.cdi_dir) if conf.containers.cdi_dir else "",
         container_library_dirs=_library_dirs(conf),
     )
+
+
+def _spinners(configured: int | None) -> int:
+    """Sessions that may spin at once."""
+    if configured is not None:
+        return configured
+    processors = len(os.sched_getaffinity(0))
+    return max(1, processors // 4) if processors > 1 else 0
 
 
 def _library_dirs(conf: cfg.ConfigOpts) -> tuple[str, ...]:

@@ -201,13 +201,22 @@ class Guests:
         the next look at all domains.
         """
         done: set[tuple[str, ...]] = set()
+        not_attached = ""
         for _ in range(ROUNDS_MAX):
             try:
                 actions = self._decide(domain_uuid)
                 fresh = [action for action in actions if _kind(action) not in done]
                 for action in fresh:
-                    self._do(action)
                     done.add(_kind(action))
+                    try:
+                        self._do(action)
+                    except HypervisorGone:
+                        raise
+                    except PoolError as error:
+                        if not isinstance(action, rules.Attach):
+                            raise
+                        # Nothing else of the lease depends on this device.
+                        not_attached = not_attached or str(error)
             except HypervisorGone:
                 raise
             except PoolError as error:
@@ -215,7 +224,7 @@ class Guests:
                 return
             if actions and not fresh:
                 # It was done, and the look says it was not: a guest that keeps a device, say.
-                self._set_problem(domain_uuid, _left(actions[0]))
+                self._set_problem(domain_uuid, not_attached or _left(actions[0]))
                 return
             if not actions:
                 break
@@ -271,8 +280,16 @@ class Guests:
                 host.set_metadata(seen.uuid, request.REQUEST_URI, request.REQUEST_PREFIX, None)
             case rules.Attach(seen, guest, "region"):
                 size = self._settings.libvirt_region_mib
-                host.attach(seen.uuid, request.region_xml(seen.uuid, size))
+                # libvirt takes the first free port for itself.
+                port = next(reversed(self._seen[seen.uuid].free_ports), None)
+                host.attach(seen.uuid, request.region_xml(seen.uuid, size, port))
             case rules.Attach(seen, _, _):
+                if not self._seen[seen.uuid].has_serial:
+                    raise PoolError(
+                        "the virtual machine has no virtio-serial controller, and libvirt adds "
+                        "none to a running one: give its definition "
+                        "<controller type='virtio-serial'/>"
+                    )
                 host.attach(seen.uuid, request.channel_xml())
             case rules.Detach(seen, what):
                 xml = self._seen[seen.uuid]

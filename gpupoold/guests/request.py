@@ -92,7 +92,10 @@ class NovaInstance:
 
 @dataclass(frozen=True)
 class DomainXml:
-    """A domain as its XML describes it. request_problem: why the request cannot be understood."""
+    """A domain as its XML describes it. request_problem: why the request cannot be understood.
+
+    free_ports: the buses of PCI Express root ports that have nothing plugged in.
+    """
 
     uuid: str
     name: str
@@ -102,6 +105,8 @@ class DomainXml:
     channel: Device = Device()
     region: Device = Device()
     nova: NovaInstance | None = None
+    has_serial: bool = True  # a controller for the channel; libvirt adds none to a running machine
+    free_ports: tuple[int, ...] = ()
 
     @property
     def asks(self) -> bool:
@@ -147,6 +152,8 @@ def read_domain(text: str) -> DomainXml:
         channel=_channel_of(root),
         region=_region_of(root, region_name(identity)),
         nova=_nova_of(elements),
+        has_serial=root.find("devices/controller[@type='virtio-serial']") is not None,
+        free_ports=_free_ports_of(root),
     )
 
 
@@ -292,6 +299,29 @@ def _region_of(root: ET.Element, name: str) -> Device:
     return Device()
 
 
+def _number_of(text: str | None) -> int | None:
+    try:
+        return int(text or "", 0)  # libvirt writes buses as 0x05, indices as 5
+    except ValueError:
+        return None
+
+
+def _free_ports_of(root: ET.Element) -> tuple[int, ...]:
+    used = {
+        _number_of(address.get("bus"))
+        for address in root.iterfind("devices//address[@type='pci']")
+        if not _number_of(address.get("domain", "0"))
+    }
+    ports = set()
+    for port in root.iterfind("devices/controller[@type='pci'][@model='pcie-root-port']"):
+        target = port.find("target")
+        bus = _number_of(port.get("index"))
+        plugs = target is None or target.get("hotplug") != "off"
+        if plugs and bus is not None and bus not in used:
+            ports.add(bus)
+    return tuple(sorted(ports))
+
+
 def channel_xml() -> str:
     """The control port. libvirt chooses the host's path."""
     return (
@@ -301,10 +331,19 @@ def channel_xml() -> str:
     )
 
 
-def region_xml(domain_uuid: str, size_mib: int) -> str:
-    """The region. role master: it moves with a live migration."""
+def region_xml(domain_uuid: str, size_mib: int, bus: int | None = None) -> str:
+    """The region. role master: it moves with a live migration.
+
+    bus: a free PCI Express root port's. libvirt chooses one of a conventional bridge by itself,
+    which many machines have not, and behind which a guest cannot make room for the region.
+    """
+    address = (
+        f"<address type='pci' domain='0' bus='{bus}' slot='0' function='0'/>"
+        if bus is not None
+        else ""
+    )
     return (
         f"<shmem name='{region_name(domain_uuid)}' role='master'>"
         f"<model type='ivshmem-plain'/><size unit='M'>{size_mib}</size>"
-        f"<alias name='{REGION_ALIAS}'/></shmem>"
+        f"<alias name='{REGION_ALIAS}'/>{address}</shmem>"
     )

@@ -234,7 +234,7 @@ class BrokerClient:
             desired = self._listener.desired()
             for push in push_messages(
                 desired.generation,
-                settings_message(desired.settings),
+                settings_message(desired.settings, desired.driver_version),
                 desired.gpu_uuids,
                 lease_messages(desired),
             ):

@@ -26,6 +26,7 @@ class Desired:
     leases: Sequence[Lease]
     runs: Sequence[Run]
     guests: Sequence[Guest] = ()
+    driver_version: str = ""
 
 
 def virtual_uuid_bytes(text: str) -> bytes:
@@ -33,8 +34,8 @@ def virtual_uuid_bytes(text: str) -> bytes:
     return uuid.UUID(text.removeprefix("GPU-")).bytes
 
 
-def settings_message(settings: Settings) -> pb.Settings:
-    """The settings that concern the broker."""
+def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
+    """What concerns the broker of the settings and of the driver."""
     return pb.Settings(
         driver_directory=settings.driver_directory,
         worker_user=settings.worker_user,
@@ -46,9 +47,12 @@ def settings_message(settings: Settings) -> pb.Settings:
         worker_log_bytes=settings.worker_log_bytes,
         kill_grace_ms=settings.kill_grace_ms,
         worker_host_memory_mib=settings.worker_host_memory,
+        rings=settings.rings,
+        ring_spinners=settings.ring_spinners,
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
         worker_environment=settings.worker_environment,
+        driver_version=driver_version,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gpupoold.conf import Settings
 from gpupoold.errors import PoolError, StateError
+from gpupoold.gpus import Driver
 from gpupoold.leases import broker_pb2 as pb
 from gpupoold.leases.broker import BrokerClient
 from gpupoold.leases.desired import Desired
@@ -35,6 +36,7 @@ class BrokerLink:
         settings: Settings,
         store: Store,
         runs: Runs,
+        driver: Driver,
         gpu_uuids: Callable[[], tuple[str, ...]],
         on_event: Callable[[], None],
     ) -> None:
@@ -43,6 +45,7 @@ class BrokerLink:
         self._store = store
         self._runs = runs
         self._gpu_uuids = gpu_uuids
+        self._driver = driver
         self._on_event = on_event
         self.book = SessionBook()
         self.client = BrokerClient(settings.broker_socket, self)
@@ -117,6 +120,7 @@ class BrokerLink:
             leases,
             runs,
             self._store.guests(),
+            self._driver.version,
         )
 
     def broker_state(self, state: pb.State) -> None:

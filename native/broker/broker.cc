@@ -38,6 +38,7 @@ Broker::Broker(const BrokerOptions& options)
       leases_(loop_,
               [this](const wire::Uuid& lease, const std::string& why, bool event) {
                 sessions_.on_lease_end(lease, why);
+                status_.on_lease_end(lease);
                 if (!event) return;
                 log(LogLevel::kInfo, "lease " + wire::format_uuid(lease) + " ends: " + why);
                 Event ended;
@@ -58,8 +59,16 @@ Broker::Broker(const BrokerOptions& options)
                       if (lease == nullptr) return std::nullopt;
                       return lease->key;
                     },
-                    [this](const Door::Guest& guest) { sessions_.on_proven(guest); }}),
+                    [this](const Door::Guest& guest) {
+                      const uint16_t purpose = guest->handshake().hello().purpose;
+                      if (purpose == static_cast<uint16_t>(wire::ConnectionPurpose::kStatus)) {
+                        status_.on_proven(guest);
+                      } else {
+                        sessions_.on_proven(guest);
+                      }
+                    }}),
       sessions_(loop_, door_, leases_, devices_, workers_, events_),
+      status_(door_, leases_, devices_, sessions_),
       slice_sockets_(door_, options.run_dir),
       ports_(loop_, door_, leases_, devices_),
       control_(loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
@@ -202,6 +211,7 @@ void Broker::apply(uint64_t request, const Push& push) {
   door_.set_max_half_open(settings.max_half_open() != 0 ? settings.max_half_open() : 128);
   sessions_.set_default_limit(
       settings.max_sessions_per_lease() != 0 ? settings.max_sessions_per_lease() : 256);
+  status_.set_driver_version(settings.driver_version());
   workers_.configure(settings);
   leases_.apply(*desired, applied);
   slice_sockets_.apply(leases_.leases(), applied);
@@ -249,6 +259,7 @@ void Broker::report_device(const std::string& gpu, const Device& device) {
   workers_.keep_warm(std::move(usable));
   ports_.tell();
   sessions_.on_device_change();
+  status_.on_device_change();
 }
 
 void Broker::answer_query(uint64_t request) {

@@ -12,6 +12,7 @@
 #include "broker/ports.h"
 #include "broker/sessions.h"
 #include "broker/slice_sockets.h"
+#include "broker/status.h"
 #include "broker/workers.h"
 
 namespace gpupool::broker {
@@ -51,6 +52,7 @@ class Broker {
   DeviceTable devices_;
   Door door_;
   SessionTable sessions_;
+  StatusDesk status_;
   SliceSockets slice_sockets_;
   PortTable ports_;
   ControlSocket control_;

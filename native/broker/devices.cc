@@ -54,6 +54,22 @@ const Device* DeviceTable::find(const std::string& gpu) const {
   return found == devices_.end() ? nullptr : &found->second;
 }
 
+Device::Status DeviceTable::snapshots(const LeaseEntry& lease,
+                                      std::vector<wire::DeviceSnapshot>* snapshots,
+                                      std::string* why) const {
+  for (const SliceSpec& slice : lease.slices) {
+    const Device* device = find(slice.gpu);
+    if (device == nullptr || device->status == Device::Status::kFailed) {
+      *why = "GPU " + slice.gpu +
+             " cannot be used: " + (device == nullptr ? "this host does not have it" : device->why);
+      return Device::Status::kFailed;
+    }
+    if (device->status == Device::Status::kProbing) return Device::Status::kProbing;
+    snapshots->push_back(slice_snapshot(*device, slice));
+  }
+  return Device::Status::kReady;
+}
+
 void DeviceTable::probe(const std::string& gpu) {
   Device& started = devices_[gpu];
   loop_.cancel(started.retry);

@@ -32,6 +32,10 @@ class DeviceTable {
   void probe_all();
 
   const Device* find(const std::string& gpu) const;
+  // What a tenant of the lease sees, slice by slice. kFailed: `why` is a sentence about the first
+  // GPU that cannot be used.
+  Device::Status snapshots(const LeaseEntry& lease, std::vector<wire::DeviceSnapshot>* snapshots,
+                           std::string* why) const;
   const std::map<std::string, Device>& devices() const { return devices_; }
 
  private:

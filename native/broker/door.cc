@@ -13,6 +13,7 @@
 
 #include "broker/log.h"
 #include "broker/sockets.h"
+#include "carriers/descriptors.h"
 
 namespace gpupool::broker {
 namespace {
@@ -203,22 +204,30 @@ void Door::read(const Guest& guest) {
 
 // The socket's buffer is empty and what the broker says in a handshake fits: a client for whom it
 // doesn't has not read, and is let go.
-bool Door::flush(const Guest& guest) {
+bool Door::flush(const Guest& guest, int fd_to_pass) {
   std::string& output = guest->handshake_.output();
   while (!output.empty()) {
-    const ssize_t sent = send(guest->fd_.get(), output.data(), output.size(), MSG_NOSIGNAL);
+    iovec part{output.data(), output.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    carriers::DescriptorRoom room;
+    room.attach(&message, &fd_to_pass, fd_to_pass >= 0 ? 1 : 0);
+    const ssize_t sent = sendmsg(guest->fd_.get(), &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return false;
+    fd_to_pass = -1;  // it goes with the first byte
     output.erase(0, static_cast<size_t>(sent));
   }
   return true;
 }
 
 Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
-                 const std::vector<wire::DeviceSnapshot>& devices) {
+                 const std::vector<wire::DeviceSnapshot>& devices, const wire::CarrierOffer& offer,
+                 int offered_fd) {
   if (guest->gone()) return {};
-  guest->handshake_.welcome(session, epoch, credit, devices);
-  if (!flush(guest)) {
+  guest->handshake_.welcome(session, epoch, credit, devices, offer);
+  if (!flush(guest, offered_fd)) {
     drop(guest);
     return {};
   }
@@ -226,6 +235,15 @@ Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, 
   loop_.cancel(guest->timer_);
   guests_.remove(guest);
   return std::move(guest->fd_);
+}
+
+void Door::answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
+                  const std::string& frame) {
+  if (guest->gone()) return;
+  guest->handshake_.welcome({}, 0, 0, devices);
+  guest->handshake_.output() += frame;
+  flush(guest);
+  drop(guest);
 }
 
 void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {

@@ -74,10 +74,14 @@ class Door {
   // Takes a connection that was not accepted here.
   void admit(Fd fd, Peer peer, const Entrance* entrance);
 
-  // Sends kWelcome and gives up the socket, which stands right behind the proof. None: the client
-  // has gone.
+  // Sends kWelcome, with an offer and its descriptor, and gives up the socket, which stands right
+  // behind the proof. None: the client has gone.
   Fd welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
-             const std::vector<wire::DeviceSnapshot>& devices);
+             const std::vector<wire::DeviceSnapshot>& devices, const wire::CarrierOffer& offer = {},
+             int offered_fd = -1);
+  // Sends kWelcome and one frame more, and closes the connection.
+  void answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
+              const std::string& frame);
   void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence);
 
  private:
@@ -92,7 +96,7 @@ class Door {
   void make_room();
   void on_event(const Guest& guest, uint32_t events);
   void read(const Guest& guest);
-  bool flush(const Guest& guest);
+  bool flush(const Guest& guest, int fd_to_pass = -1);
   void linger(const Guest& guest);
   void discard(const Guest& guest);
   void drop(const Guest& guest);

@@ -93,21 +93,18 @@ void SessionTable::open_session(const Door::Guest& guest) {
                             std::to_string(limit) + " sessions, the most that are allowed");
   }
   std::vector<wire::DeviceSnapshot> snapshots;
-  for (const SliceSpec& slice : lease->slices) {
-    const Device* device = devices_.find(slice.gpu);
-    if (device == nullptr || device->status == Device::Status::kFailed) {
-      return door_.refuse(guest, RefusalCode::kNoWorker,
-                          "GPU " + slice.gpu + " cannot be used: " +
-                              (device == nullptr ? "this host does not have it" : device->why));
-    }
-    if (device->status == Device::Status::kProbing) {
+  std::string why;
+  switch (devices_.snapshots(*lease, &snapshots, &why)) {
+    case Device::Status::kReady:
+      break;
+    case Device::Status::kFailed:
+      return door_.refuse(guest, RefusalCode::kNoWorker, why);
+    case Device::Status::kProbing:
       if (waiting_.size() >= kMaxWaiting) {
         return door_.refuse(guest, RefusalCode::kLimit, "too many clients wait for the driver");
       }
       waiting_.push_back(guest);
       return;
-    }
-    snapshots.push_back(slice_snapshot(*device, slice));
   }
 
   const wire::Uuid id = random_uuid();
@@ -118,7 +115,8 @@ void SessionTable::open_session(const Door::Guest& guest) {
     session.epoch = randombytes_random();
   } while (session.epoch == 0);  // 0 is the handshake's
   session.peer = guest->peer();
-  if (session.peer.pid == 0) session.peer.pid = guest->handshake().hello().pid;
+  session.told_pid = guest->handshake().hello().pid;
+  if (session.peer.pid == 0) session.peer.pid = session.told_pid;
   session.program = printable(guest->handshake().hello().program);
   session.opened_unix_ns = unix_ns();
   session.control = door_.welcome(guest, id, session.epoch, kInitialCredit, snapshots);
@@ -250,7 +248,13 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
     workers_.put_back(*worker);
     return door_.refuse(guest, RefusalCode::kUnknownLease, "the session has ended");
   }
-  const Fd client = door_.welcome(guest, session->id, session->epoch, kInitialCredit, {});
+  std::unique_ptr<Ring> ring;
+  if (guest->peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
+    ring = workers_.make_ring(session->epoch);
+  }
+  const Fd client = door_.welcome(guest, session->id, session->epoch, kInitialCredit, {},
+                                  ring != nullptr ? ring->offer() : wire::CarrierOffer{},
+                                  ring != nullptr ? ring->fd() : -1);
   if (!client) return workers_.put_back(*worker);
 
   const SliceSpec& slice = lease->slices[device];
@@ -272,7 +276,7 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   session->workers.push_back(worker->pid);
   session->current[device] = worker->pid;
   by_pid_[worker->pid] = worker;
-  workers_.assign(*worker, owner, payload, client.get());
+  workers_.assign(*worker, owner, payload, client.get(), std::move(ring));
 
   Event event;
   WorkerStarted* started = event.mutable_worker_started();
@@ -304,6 +308,18 @@ void SessionTable::on_worker_end(const Worker& worker, const WorkerExit& exit) {
 }
 
 // ---- Usage ------------------------------------------------------------------------------------
+
+std::vector<SessionTable::Use> SessionTable::uses(const wire::Uuid& lease) const {
+  std::vector<Use> uses;
+  for (const auto& [id, session] : sessions_) {
+    if (session.lease != lease || session.ended) continue;
+    for (const auto& [device, pid] : session.current) {
+      uses.push_back({session.peer.pid, session.told_pid, device, by_pid_.at(pid)->charge.bytes,
+                      session.program});
+    }
+  }
+  return uses;
+}
 
 void SessionTable::on_worker_usage(const Worker& worker) {
   Usage& usage = usage_[worker.owner.slice];
@@ -348,6 +364,7 @@ SessionState SessionTable::state_of(const Session& session) const {
   state.set_carrier(session.peer.carrier);
   for (pid_t pid : session.workers) {
     const Worker& worker = *by_pid_.at(pid);
+    if (worker.ring_taken) state.set_carrier("ring");
     WorkerState* entry = state.add_workers();
     entry->set_pid(static_cast<uint32_t>(pid));
     entry->set_slice(bytes_of(worker.owner.slice));

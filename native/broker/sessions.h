@@ -23,6 +23,7 @@ struct Session {
   wire::Uuid id{}, lease{};
   uint32_t epoch = 0;
   Peer peer;
+  uint32_t told_pid = 0;  // what the client says of itself: its pid where it runs
   std::string program;
   int64_t opened_unix_ns = 0;
   Fd control;
@@ -49,6 +50,13 @@ class SessionTable {
   bool kill(const wire::Uuid& session, const std::string& why);  // false: there is none
 
   void describe(std::vector<SessionState>* states) const;
+  // What the processes of a lease use, device by device.
+  struct Use {
+    uint32_t pid, told_pid, device;
+    uint64_t bytes;
+    std::string program;
+  };
+  std::vector<Use> uses(const wire::Uuid& lease) const;
   uint32_t count(const wire::Uuid& lease) const;
 
  private:

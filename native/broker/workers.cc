@@ -188,18 +188,38 @@ void WorkerPool::put_back(Worker& worker) {
   refill_soon(0);  // which ends one too many
 }
 
-bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner,
-                        const worker::AssignPayload& payload, int client_fd) {
+bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
+                        int client_fd, std::unique_ptr<Ring> ring) {
   worker.owner = owner;
   worker.assigned = true;
+  std::vector<int> fds = {client_fd};
+  if (ring != nullptr) {
+    payload.ring_command_bytes = ring->layout().command_bytes;
+    payload.ring_bulk_bytes = ring->layout().bulk_bytes;
+    payload.spinners = settings_.ring_spinners();
+    fds.push_back(ring->fd());
+    fds.push_back(spin_page_.get());
+  }
   worker.log->begin(wire::format_uuid(owner.session));
   const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
-  if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, client_fd,
-                           0, 0, false)) {
+  if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, fds, 0, 0,
+                           false)) {
+    if (ring != nullptr) ring->handed_over();
+    worker.ring = std::move(ring);
     return true;
   }
   distrust(worker, "it does not take its session");
   return false;
+}
+
+std::unique_ptr<Ring> WorkerPool::make_ring(uint32_t epoch) {
+  if (!settings_.rings()) return nullptr;
+  std::string why;
+  std::unique_ptr<Ring> ring;
+  if (!spin_page_) spin_page_ = make_spin_page(&why);
+  if (spin_page_) ring = Ring::make(epoch, &why);
+  if (ring == nullptr) log_limited("a session gets no ring: " + why);
+  return ring;
 }
 
 void WorkerPool::probe(const std::string& gpu, Probed probed) {
@@ -339,8 +359,8 @@ void WorkerPool::on_channel(Worker& worker) {
         }
         return;
       case worker::ReceiveStatus::kMessage:
-        if (message.fd >= 0) {
-          close(message.fd);
+        if (!message.fds.empty()) {
+          for (int fd : message.fds) close(fd);
           return distrust(worker, "it sent a descriptor");
         }
         on_message(worker, message);
@@ -375,6 +395,8 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
   if (kind == Kind::kEnded) {
     worker.last_word = message.payload;
     worker.expected_end = worker.expected_end || value == 0;
+  } else if (kind == Kind::kCarrier && worker.ring != nullptr) {
+    worker.ring_taken = value == 1;
   } else if (kind == Kind::kRefund) {
     if (account.refund(worker.charge, value) != value) {
       return distrust(worker, "it gave back more memory than it had");
@@ -386,13 +408,13 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     }
   } else if (kind == Kind::kChargeHost) {
     const bool granted = account.host.charge(worker.host_charge, value);
-    if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, -1,
+    if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, {},
                               account.limit(), account.used(), false)) {
       return distrust(worker, "it does not read its answers");
     }
   } else if (kind == Kind::kCharge || kind == Kind::kQuery) {
     const bool granted = kind == Kind::kQuery || account.charge(worker.charge, value);
-    if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, -1,
+    if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, {},
                               account.limit(), account.used(), false)) {
       return distrust(worker, "it does not read its answers");
     }
@@ -457,6 +479,7 @@ void WorkerPool::on_exit(Worker& worker) {
     return;
   }
   if (worker.channel) on_channel(worker);  // its last word
+  if (worker.ring != nullptr) worker.ring->mark_worker_dead();
   worker.log->drain();
   loop_.forget(worker.pidfd.get());
   if (worker.channel) loop_.forget(worker.channel.get());

@@ -14,6 +14,7 @@
 #include "broker/account.h"
 #include "broker/fd.h"
 #include "broker/loop.h"
+#include "broker/rings.h"
 #include "broker/worker_log.h"
 #include "wire/handshake.h"
 #include "worker/channel.h"
@@ -45,6 +46,8 @@ struct Worker {
   bool assigned = false;  // a connection was handed over
   Owner owner;
   Charge charge, host_charge;
+  std::unique_ptr<Ring> ring;  // that the client was offered
+  bool ring_taken = false;
   bool expected_end = false;
   std::string last_word;
   std::function<void(Worker*, const std::string& why)> claim;  // who waits for it to be ready
@@ -80,8 +83,10 @@ class WorkerPool {
   using Acquired = std::function<void(Worker*, const std::string& why)>;
   void acquire(const std::string& gpu, Acquired acquired);
   void put_back(Worker& worker);
-  bool assign(Worker& worker, const Worker::Owner& owner, const worker::AssignPayload& payload,
-              int client_fd);
+  bool assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
+              int client_fd, std::unique_ptr<Ring> ring);
+  // A ring for a session, if they are switched on.
+  std::unique_ptr<Ring> make_ring(uint32_t epoch);
 
   using Probed = std::function<void(const wire::DeviceSnapshot*, const std::string& why)>;
   void probe(const std::string& gpu, Probed probed);
@@ -116,6 +121,7 @@ class WorkerPool {
   std::string identity_;  // of everything that a warm worker was started with
   std::string driver_identity_;
   uint64_t epoch_ = 1;
+  Fd spin_page_;
   std::vector<std::string> warm_gpus_;
   std::map<std::string, int64_t> failed_until_;  // GPU whose worker did not start: try again then
   std::map<std::string, int> failures_;

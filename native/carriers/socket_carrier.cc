@@ -15,8 +15,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "carriers/carrier.h"
+#include "carriers/descriptors.h"
 
 namespace gpupool::carriers {
 namespace {
@@ -34,7 +36,17 @@ int64_t now_us() {
 class SocketCarrier final : public Carrier {
  public:
   SocketCarrier(int fd, const char* kind) : fd_(fd), kind_(kind) {}
-  ~SocketCarrier() override { abandon(); }
+  // Descriptors that come are dropped, unless this was called.
+  void keep_descriptor() { keeps_ = true; }
+  int take_descriptor() {
+    keeps_ = false;
+    return std::exchange(received_, -1);
+  }
+  int release() { return fd_.exchange(-1); }
+  ~SocketCarrier() override {
+    abandon();
+    if (received_ >= 0) ::close(received_);
+  }
 
   Moved write(const Part* parts, int count, bool may_wait) override {
     return move(parts, count, true, may_wait);
@@ -84,10 +96,23 @@ class SocketCarrier final : public Carrier {
     msghdr message{};
     message.msg_iov = vectors;
     message.msg_iovlen = static_cast<size_t>(count);
+    DescriptorRoom room;
+    const bool attachments = !outwards && keeps_;
     for (;;) {
+      if (attachments) room.prepare(&message);
       const int wait = may_wait ? 0 : MSG_DONTWAIT;
-      const ssize_t n =
-          outwards ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | wait) : recvmsg(fd_, &message, wait);
+      const ssize_t n = outwards
+                            ? ::sendmsg(fd_, &message, MSG_NOSIGNAL | wait)
+                            : recvmsg(fd_, &message, wait | (attachments ? MSG_CMSG_CLOEXEC : 0));
+      if (n > 0 && attachments) {
+        take_descriptors(&message, [this](int fd) {
+          if (received_ < 0) {
+            received_ = fd;
+          } else {
+            ::close(fd);
+          }
+        });
+      }
       if (n > 0) return {Status::kOk, static_cast<size_t>(n)};
       if (n == 0) return {outwards ? Status::kBlocked : Status::kClosed, 0};
       if (errno == EINTR) continue;
@@ -98,6 +123,8 @@ class SocketCarrier final : public Carrier {
 
   std::atomic<int> fd_;
   const char* kind_;
+  bool keeps_ = false;
+  int received_ = -1;
 };
 
 std::string system_error(const std::string& what) { return what + ": " + strerror(errno); }
@@ -142,6 +169,14 @@ std::unique_ptr<Carrier> make_socket_carrier(int fd) {
   return std::make_unique<SocketCarrier>(fd, unix_socket ? "unix" : "tcp");
 }
 
+int take_descriptor(Carrier& carrier) {
+  return static_cast<SocketCarrier&>(carrier).take_descriptor();
+}
+
+int release_socket(std::unique_ptr<Carrier> carrier) {
+  return static_cast<SocketCarrier&>(*carrier).release();
+}
+
 std::unique_ptr<Carrier> connect_unix(const std::string& path, std::string* why) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -161,7 +196,9 @@ std::unique_ptr<Carrier> connect_unix(const std::string& path, std::string* why)
     ::close(fd);
     return nullptr;
   }
-  return make_socket_carrier(fd);
+  auto carrier = make_socket_carrier(fd);
+  static_cast<SocketCarrier&>(*carrier).keep_descriptor();
+  return carrier;
 }
 
 std::unique_ptr<Carrier> connect_tcp(const std::string& host, uint16_t port, std::string* why) {

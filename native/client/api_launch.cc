@@ -199,7 +199,7 @@ CUresult launch(Context* context, CUfunction handle, const Config& config, void*
   return CUDA_SUCCESS;
 }
 
-CUresult take_attributes(const CUlaunchConfig* from, Config* config) {
+CUresult take_attributes(const Context* context, const CUlaunchConfig* from, Config* config) {
   REQUIRE(from->numAttrs == 0 || from->attrs != nullptr);
   for (unsigned i = 0; i < from->numAttrs; i++) {
     const CUlaunchAttribute& attribute = from->attrs[i];
@@ -211,16 +211,15 @@ CUresult take_attributes(const CUlaunchConfig* from, Config* config) {
         config->cluster[0] = attribute.value.clusterDim.x;
         config->cluster[1] = attribute.value.clusterDim.y;
         config->cluster[2] = attribute.value.clusterDim.z;
-        for (int axis = 0; axis < 3; axis++) {
-          REQUIRE(config->cluster[axis] != 0 && config->grid[axis] % config->cluster[axis] == 0);
-        }
+        if (const CUresult e = check_cluster(context, config->grid, config->cluster)) return e;
         break;
       case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
       case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
       case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
         return CUDA_ERROR_NOT_SUPPORTED;
-      default:
-        break;  // hints: a launch without them is right, if perhaps later
+      default:  // hints: a launch without them is right, if perhaps later
+        REQUIRE(static_cast<unsigned>(attribute.id) < CU_LAUNCH_ATTRIBUTE_MAX);
+        break;
     }
   }
   return CUDA_SUCCESS;
@@ -270,7 +269,7 @@ CUresult cluster_question(Operation operation, int* out, CUfunction handle,
   Config config{{from->gridDimX, from->gridDimY, from->gridDimZ},
                 {from->blockDimX, from->blockDimY, from->blockDimZ},
                 from->sharedMemBytes};
-  if (const CUresult e = take_attributes(from, &config)) return e;
+  if (const CUresult e = take_attributes(context, from, &config)) return e;
   wire::Handle stream;
   if (const CUresult e = resolve_stream(context, from->hStream, &stream)) return e;
   const wire::Launch body{function->wire,
@@ -292,6 +291,18 @@ CUresult cluster_question(Operation operation, int* out, CUfunction handle,
 }
 
 }  // namespace
+
+CUresult client::check_cluster(const Context* context, const unsigned (&grid)[3],
+                               const unsigned (&cluster)[3]) {
+  uint64_t blocks = 1;
+  for (int axis = 0; axis < 3; axis++) {
+    REQUIRE(cluster[axis] != 0 && grid[axis] % cluster[axis] == 0);
+    blocks *= std::min(cluster[axis], 65536u);
+  }
+  // Cards before compute capability 9.0 have none.
+  REQUIRE(blocks == 1 || context->device->attribute(CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0);
+  return CUDA_SUCCESS;
+}
 
 CUresult client::check_launch(Context* context, Function* function, const LaunchShape& shape) {
   const Config config{{shape.grid[0], shape.grid[1], shape.grid[2]},
@@ -322,7 +333,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* from, CUfunction function, void*
                 {from->blockDimX, from->blockDimY, from->blockDimZ},
                 from->sharedMemBytes,
                 from->hStream};
-  if (const CUresult e = take_attributes(from, &config)) return e;
+  if (const CUresult e = take_attributes(context, from, &config)) return e;
   return frontdoor::result_for_caller(launch(context, function, config, parameters, extra, from),
                                       __builtin_return_address(0));
 }

@@ -18,6 +18,7 @@
 namespace gpupool::client {
 
 using carriers::Part;
+using carriers::Patience;
 using carriers::Status;
 using wire::FrameKind;
 using wire::FrameReader;
@@ -311,11 +312,13 @@ bool Channel::wait_for_event(const std::atomic<bool>& until) {
 FrameReader::Result Channel::next_frame() {
   const int64_t start = Patience::now_ns();
   FrameReader::Result result = FrameReader::Result::kBlocked;
-  if (patience_.worthwhile()) {
+  const int64_t limit = patience_.worthwhile() && carrier_->may_spin() ? patience_.spin_ns()
+                        : patience_.forbidden()                        ? 0
+                                                                       : carrier_->glance_ns();
+  if (limit > 0) {
     do {
       result = reader_.next(false);
-    } while (result == FrameReader::Result::kBlocked &&
-             Patience::now_ns() - start < Patience::kSpinNs);
+    } while (result == FrameReader::Result::kBlocked && Patience::now_ns() - start < limit);
   }
   if (result == FrameReader::Result::kBlocked) result = reader_.next(true);
   patience_.waited(Patience::now_ns() - start);

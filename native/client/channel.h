@@ -13,7 +13,7 @@
 
 #include "api/cuda_abi.h"
 #include "carriers/carrier.h"
-#include "client/patience.h"
+#include "carriers/patience.h"
 #include "wire/codec.h"
 #include "wire/frame_io.h"
 #include "wire/messages.h"
@@ -199,7 +199,7 @@ class Channel {
   std::atomic<uint64_t> credit_;
 
   wire::FrameReader reader_;  // these two: of the thread that reads
-  Patience patience_;
+  carriers::Patience patience_;
   std::atomic<uint64_t> taken_sequence_{0};
 };
 

@@ -1,7 +1,7 @@
-"""Checks what the client library needs and exports: it is loaded into every application.
+"""Checks what a client library needs and exports: it is loaded into every application.
 
 Usage: check_library.py LIBRARY. Exit status 1, and a line for each finding, if the library needs a
-symbol newer than glibc 2.28, another library than libc's, or exports a name that isn't CUDA's.
+symbol newer than glibc 2.28, another library than libc's, or exports a name that isn't its API's.
 Reads the ELF file itself: no binutils are needed.
 """
 
@@ -15,6 +15,11 @@ ALLOWED_LIBRARIES = {
     "libc.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6",
 }  # fmt: skip
 NEWEST_GLIBC = (2, 28)
+#: file name -> prefix of its names, some of them
+EXPORTS = {
+    "libcuda.so.1": ("cu", {"cuInit", "cuGetProcAddress_v2"}),
+    "libnvidia-ml.so.1": ("nvml", {"nvmlInit_v2", "nvmlErrorString"}),
+}
 DT_NEEDED, DT_STRTAB, DT_VERNEED, DT_VERNEEDNUM = 1, 5, 0x6FFFFFFE, 0x6FFFFFFF
 
 
@@ -79,7 +84,7 @@ class Elf:
         return found
 
 
-def findings(elf: Elf) -> list[str]:
+def findings(elf: Elf, file_name: str) -> list[str]:
     """What is wrong with the library, as sentences."""
     found = [f"it needs {name}" for name in elf.needed() if name not in ALLOWED_LIBRARIES]
     for version in elf.versions():
@@ -87,16 +92,17 @@ def findings(elf: Elf) -> list[str]:
         if kind != "GLIBC" or tuple(int(part) for part in number.split(".")) > NEWEST_GLIBC:
             found.append(f"it needs the symbol version {version}")
     names = elf.exported()
-    found += [f"it exports {name}" for name in names if not name.startswith("cu")]
-    if "cuInit" not in names or "cuGetProcAddress_v2" not in names:
-        found.append("it doesn't export the driver API")
+    prefix, some = EXPORTS[file_name]
+    found += [f"it exports {name}" for name in names if not name.startswith(prefix)]
+    if not some <= set(names):
+        found.append("it doesn't export its API")
     return found
 
 
 def main() -> int:
     """Prints what is wrong; returns the exit status."""
     path = Path(sys.argv[1])
-    found = findings(Elf(path.read_bytes()))
+    found = findings(Elf(path.read_bytes()), path.name)
     for sentence in found:
         print(f"{path}: {sentence}", file=sys.stderr)
     return 1 if found else 0

@@ -83,11 +83,7 @@ CUresult check(const KernelWork& work) {
   for (const auto& [attribute, value] : work.attributes) {
     if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
       const unsigned cluster[] = {value.clusterDim.x, value.clusterDim.y, value.clusterDim.z};
-      for (int axis = 0; axis < 3; axis++) {
-        if (cluster[axis] == 0 || work.grid[axis] % cluster[axis] != 0) {
-          return CUDA_ERROR_INVALID_VALUE;
-        }
-      }
+      if (const CUresult e = check_cluster(context, work.grid, cluster)) return e;
     } else if (attribute == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
                attribute == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
                attribute == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {

@@ -114,5 +114,8 @@ struct LaunchShape {
   bool cooperative;
 };
 CUresult check_launch(Context* context, Function* function, const LaunchShape& shape);
+// Whether the context's device can launch a grid of such clusters of blocks.
+CUresult check_cluster(const Context* context, const unsigned (&grid)[3],
+                       const unsigned (&cluster)[3]);
 
 }  // namespace gpupool::client

@@ -11,7 +11,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "carriers/ring.h"
+#include "client/connect.h"
 #include "client/log.h"
 #include "client/pools.h"
 #include "frontdoor/default_stream.h"
@@ -23,32 +26,18 @@
 namespace gpupool::client {
 namespace {
 
-// The handshake's view of a carrier.
-class CarrierStream final : public wire::HandshakeStream {
- public:
-  explicit CarrierStream(std::unique_ptr<carriers::Carrier> carrier)
-      : carrier(std::move(carrier)) {}
-  bool send_all(const void* data, size_t bytes, int timeout_ms) override {
-    return carriers::write_all(*carrier, data, bytes, timeout_ms * 1000ll);
+// What a data connection goes on over: itself, or the ring that was offered with it.
+std::unique_ptr<carriers::Carrier> settle_carrier(wire::Connected& connected) {
+  auto carrier = std::move(static_cast<CarrierStream&>(*connected.stream).carrier);
+  const wire::CarrierOffer& offer = connected.handshake.offer;
+  const int memory =
+      strcmp(carrier->kind(), "unix") == 0 ? carriers::take_descriptor(*carrier) : -1;
+  if (offer.kind != static_cast<uint32_t>(wire::OfferKind::kRing)) {
+    if (memory >= 0) close(memory);
+    return carrier;
   }
-  bool receive_all(void* data, size_t bytes, int timeout_ms) override {
-    return carriers::read_all(*carrier, data, bytes, timeout_ms * 1000ll);
-  }
-  std::unique_ptr<carriers::Carrier> carrier;
-};
-
-std::unique_ptr<wire::HandshakeStream> open_carrier(const wire::LeaseCarrier& where,
-                                                    std::string* why) {
-  std::unique_ptr<carriers::Carrier> carrier;
-  if (where.kind == "unix") {
-    carrier = carriers::connect_unix(where.path, why);
-  } else if (where.kind == "tcp") {
-    carrier = carriers::connect_tcp(where.host, where.port, why);
-  } else {
-    *why = "this client knows no carrier of the kind " + where.kind;
-  }
-  if (carrier == nullptr) return nullptr;
-  return std::make_unique<CarrierStream>(std::move(carrier));
+  return carriers::choose_ring(std::move(carrier), memory, offer.version,
+                               {offer.command_bytes, offer.bulk_bytes}, connected.handshake.epoch);
 }
 
 // Arenas lie where neither programs nor the dynamic linker put anything, nor AddressSanitizer its
@@ -237,6 +226,7 @@ CUresult Process::connect_device(Device& device) {
   request.device = device.lease_ordinal;
   request.arena_base = device.arena_base;
   request.arena_bytes = device.arena_bytes;
+  request.accepts = wire::kAcceptsRing;
   wire::Connected connected =
       wire::connect_lease(session_->lease, request, open_carrier, session_->carrier, 30000);
   if (!connected.handshake.ok) {
@@ -244,7 +234,9 @@ CUresult Process::connect_device(Device& device) {
         connected.handshake.message.c_str());
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
-  auto carrier = std::move(static_cast<CarrierStream*>(connected.stream.get())->carrier);
+  auto carrier = settle_carrier(connected);
+  log(Level::kInfo, "device %d is used over a carrier of the kind %s", device.ordinal,
+      carrier->kind());
   device.channel.store(new Channel(std::move(carrier), connected.handshake.epoch,
                                    connected.handshake.initial_credit, device),
                        std::memory_order_release);

@@ -3,15 +3,19 @@
 // A session has one control connection, which ends at the broker and lives as long as the client
 // process, and one data connection for each slice that the program uses, which the broker hands to
 // a worker after kWelcome. The lease's key never travels: both sides prove that they have it.
+// A connection for the lease's status needs no session and is over after one answer.
 //
 //   client                                   broker
 //   kHello   HelloBody                 ->
 //                                      <-    kChallenge ChallengeBody
 //   kProof   ProofBody                 ->
-//                                      <-    kWelcome WelcomeBody (+ snapshot) | kRefused
-//                                      RefusedBody
+//                                      <-    kWelcome WelcomeBody (+ snapshots, CarrierOffer)
+//                                            | kRefused RefusedBody
+//   u64, if a ring was offered         ->    1: the rest goes over the ring, 2: over this
+//   connection
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -23,6 +27,7 @@ constexpr int kHandshakeTimeoutSeconds = 5;           // then the broker closes 
 enum class ConnectionPurpose : uint16_t {
   kSession = 1,  // control connection: opens a session
   kDevice = 2,   // data connection of one slice of an open session
+  kStatus = 3,   // opens no session: kWelcome as for kSession, then one kStatus, then the end
 };
 
 struct HelloBody {
@@ -39,8 +44,16 @@ struct HelloBody {
   char program[64];     // the client's program name, for people; never trusted
   uint64_t arena_base;  // kDevice: the arena that the client reserved for this device's addresses
   uint64_t arena_bytes;
+  // From minor version 2 on:
+  uint32_t accepts;  // kDevice: AcceptedOffers that the client knows what to do with
+  uint32_t reserved;
 };
-static_assert(sizeof(HelloBody) == 168);
+static_assert(sizeof(HelloBody) == 176);
+constexpr size_t kFirstHelloBytes = offsetof(HelloBody, accepts);  // of minor version 1
+
+enum AcceptedOffers : uint32_t {
+  kAcceptsRing = 1,  // a ring in shared memory (doc/rings.md)
+};
 
 struct ChallengeBody {
   uint16_t major;
@@ -60,10 +73,21 @@ struct WelcomeBody {
   uint8_t proof[32];
   uint8_t session[16];
   uint32_t epoch;
-  uint32_t device_count;    // kSession: the number of DeviceSnapshots that follow
+  uint32_t device_count;    // kSession, kStatus: the number of DeviceSnapshots that follow
   uint64_t initial_credit;  // bytes that the client may send before the first credit
 };
 static_assert(sizeof(WelcomeBody) == 64);
+
+// Follows all else in the kWelcome of a client that accepts something. With kRing the region's
+// descriptor comes with the frame.
+struct CarrierOffer {
+  uint32_t kind;     // OfferKind
+  uint32_t version;  // of the region's layout
+  uint32_t command_bytes;
+  uint32_t bulk_bytes;
+};
+static_assert(sizeof(CarrierOffer) == 16);
+enum class OfferKind : uint32_t { kNone = 0, kRing = 1 };
 
 // What the client needs to answer device queries by itself; follows WelcomeBody of a kSession.
 constexpr uint32_t kAttributeCount = 160;
@@ -78,6 +102,39 @@ struct DeviceSnapshot {
   int32_t stream_priority_greatest;
 };
 static_assert(sizeof(DeviceSnapshot) == 936 && std::is_trivially_copyable_v<DeviceSnapshot>);
+
+// How the lease's slices do, for NVML. The body of a kStatus frame: StatusBody, slice_count times
+// SliceStatus, process_count times ProcessStatus. A later version may append to each of them: the
+// sizes are told, and what a reader does not know it skips.
+struct StatusBody {
+  uint32_t body_bytes;  // of this structure
+  uint32_t slice_bytes;
+  uint32_t slice_count;  // as many as DeviceSnapshots, in the same order
+  uint32_t process_bytes;
+  uint32_t process_count;   // at most kMaxStatusProcesses
+  uint32_t reserved;        // 0
+  char driver_version[32];  // of the host's driver, as its NVML says it; empty: not known
+};
+static_assert(sizeof(StatusBody) == 56);
+
+struct SliceStatus {
+  uint64_t memory_bytes;
+  uint64_t used_bytes;     // by all sessions of the lease
+  uint32_t busy_permille;  // device time of the last second; kNotMeasured
+  uint32_t reserved;       // 0
+};
+static_assert(sizeof(SliceStatus) == 24);
+constexpr uint32_t kNotMeasured = 0xffffffff;
+
+// A process of the lease that uses a slice. The program's name is what it said of itself.
+constexpr uint32_t kMaxStatusProcesses = 512;
+struct ProcessStatus {
+  uint32_t pid;     // as the process that asks would see it
+  uint32_t device;  // ordinal of the slice in the lease
+  uint64_t used_bytes;
+  char program[32];
+};
+static_assert(sizeof(ProcessStatus) == 48);
 
 enum class RefusalCode : uint32_t {
   kBadFrame = 1,      // not a frame, or one that is out of order

@@ -12,7 +12,7 @@ namespace gpupool::wire {
 
 constexpr uint32_t kFrameMagic = 0x46505047;  // "GPPF"
 constexpr uint16_t kProtocolMajor = 0;
-constexpr uint16_t kProtocolMinor = 1;     // what this build speaks
+constexpr uint16_t kProtocolMinor = 2;     // what this build speaks
 constexpr uint16_t kProtocolMinorMin = 1;  // the oldest minor version that this build serves
 
 constexpr uint32_t kMaxFrameBody = 256 * 1024;     // commands, replies or events of one frame
@@ -31,6 +31,7 @@ enum class FrameKind : uint16_t {
   kProof = 3,      // client to broker
   kWelcome = 4,    // broker to client: the connection may be used
   kRefused = 5,    // broker or worker to client: a code and a sentence; the connection ends
+  kStatus = 6,     // broker to client: how the lease does, on a connection for that
   kCommands = 16,  // client to worker: a batch of commands
   kReplies = 17,   // worker to client: answers to commands that wanted one
   kEvents = 18,    // worker to client: printf output, sticky errors, host callbacks

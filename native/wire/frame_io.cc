@@ -67,6 +67,7 @@ FrameReader::Result FrameReader::next(bool may_wait) {
         if (begin_ == end_) begin_ = end_ = 0;  // body_ stays where it is until the next read
         have_header_ = false;
         bulk_left_ = total;
+        if (total != 0) carrier_.begin_bulk_in();
         sequence_ = header_.sequence;
         received_ += needed;
         return Result::kFrame;
@@ -83,7 +84,9 @@ FrameReader::Result FrameReader::next(bool may_wait) {
     const Part part{buffer_.get() + end_, room};
     const Moved moved = carrier_.read(&part, 1, may_wait);
     if (moved.status == Status::kBlocked) return Result::kBlocked;
-    if (moved.status == Status::kClosed) return Result::kClosed;
+    if (moved.status == Status::kClosed) {
+      return carrier_.broken() != nullptr ? bad(carrier_.broken()) : Result::kClosed;
+    }
     end_ += moved.bytes;
   }
 }
@@ -92,7 +95,7 @@ Moved FrameReader::read_bulk(void* to, size_t bytes, bool may_wait) {
   if (bytes > bulk_left_) bytes = static_cast<size_t>(bulk_left_);
   if (bytes == 0) return {Status::kBlocked, 0};
   const size_t there = end_ - begin_;
-  if (there > 0) {
+  if (there > 0 && !carrier_.bulk_apart()) {
     // What was read ahead stays in the buffer behind body_.
     if (bytes > there) bytes = there;
     memcpy(to, buffer_.get() + begin_, bytes);
@@ -101,13 +104,22 @@ Moved FrameReader::read_bulk(void* to, size_t bytes, bool may_wait) {
     received_ += bytes;
     return {Status::kOk, bytes};
   }
-  const Part part{to, bytes};
-  const Moved moved = carrier_.read(&part, 1, may_wait);
+  const Moved moved = carrier_.read_bulk(to, bytes, may_wait);
   if (moved.status == Status::kOk) {
     bulk_left_ -= moved.bytes;
     received_ += moved.bytes;
   }
   return moved;
+}
+
+const uint8_t* FrameReader::lend_bulk(size_t bytes, uint64_t* end) {
+  if (bytes > bulk_left_) return nullptr;
+  const uint8_t* at = carrier_.lend_bulk(bytes, end);
+  if (at != nullptr) {
+    bulk_left_ -= bytes;
+    received_ += bytes;
+  }
+  return at;
 }
 
 int FrameWriter::prepare(FrameKind kind, const void* body, uint32_t body_bytes, const Part* bulk,
@@ -132,7 +144,8 @@ int FrameWriter::prepare(FrameKind kind, const void* body, uint32_t body_bytes, 
   parts[count++] = {&header_, sizeof header_};
   if (bulk_count > 0) parts[count++] = {segments_, align8(static_cast<size_t>(bulk_count) * 4)};
   if (body_bytes > 0) parts[count++] = {const_cast<void*>(body), body_bytes};
-  for (int i = 0; i < bulk_count; i++) parts[count++] = bulk[i];
+  if (bulk_count > 0) carrier_.begin_bulk_out();
+  for (int i = 0; i < bulk_count; i++) parts[count++] = {bulk[i].data, bulk[i].bytes, true};
   return count;
 }
 

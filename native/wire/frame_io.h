@@ -36,6 +36,9 @@ class FrameReader {
   uint64_t bulk_left() const { return bulk_left_; }
   // Reads bulk bytes, as many as there are. `bytes` at most bulk_left().
   carriers::Moved read_bulk(void* to, size_t bytes, bool may_wait);
+  // The next bulk bytes where they lie, see Carrier::lend_bulk(); counted as read.
+  const uint8_t* lend_bulk(size_t bytes, uint64_t* end);
+  bool wait_for_bulk(size_t bytes) { return bytes <= bulk_left_ && carrier_.wait_for_bulk(bytes); }
 
   uint64_t sequence() const { return sequence_; }   // of the last frame
   uint64_t received() const { return received_; }   // bytes of all frames, bulk as it is read

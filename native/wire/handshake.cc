@@ -167,8 +167,9 @@ class ClientSide {
     strncpy(hello_.program, program_invocation_short_name, sizeof hello_.program - 1);
     hello_.arena_base = request_.arena_base;
     hello_.arena_bytes = request_.arena_bytes;
+    hello_.accepts = request_.accepts;
     randombytes_buf(hello_.client_nonce, sizeof hello_.client_nonce);
-    return send(FrameKind::kHello, &hello_, sizeof hello_);
+    return send(FrameKind::kHello, &hello_, hello_bytes());
   }
 
   bool prove() {
@@ -186,10 +187,12 @@ class ClientSide {
     result_.minor = challenge_.minor;
     const Mac mac = Hmac(lease_.key, kClientLabel)
                         .add(challenge_.server_nonce, sizeof challenge_.server_nonce)
-                        .add(&hello_, sizeof hello_)
+                        .add(&hello_, hello_bytes())
                         .finish();
     return send(FrameKind::kProof, mac.bytes, sizeof mac.bytes);
   }
+
+  size_t hello_bytes() const { return request_.minor >= 2 ? sizeof hello_ : kFirstHelloBytes; }
 
   bool take_welcome() {
     FrameHeader header;
@@ -206,9 +209,11 @@ class ClientSide {
     if (!same(mac, welcome.proof)) {
       return fail("the broker did not prove that it knows the lease's key");
     }
+    const bool offered = result_.minor >= 2 && request_.accepts != 0;
     if (welcome.device_count > kMaxDevices ||
-        header.body_bytes !=
-            sizeof welcome + uint64_t{welcome.device_count} * sizeof(DeviceSnapshot)) {
+        header.body_bytes != sizeof welcome +
+                                 uint64_t{welcome.device_count} * sizeof(DeviceSnapshot) +
+                                 (offered ? sizeof(CarrierOffer) : 0)) {
       return fail("the broker's welcome has a wrong size");
     }
     result_.devices.resize(welcome.device_count);
@@ -216,6 +221,10 @@ class ClientSide {
         !stream_.receive_all(result_.devices.data(),
                              result_.devices.size() * sizeof(DeviceSnapshot),
                              deadline_.left_ms())) {
+      return fail("the broker's welcome is not complete");
+    }
+    if (offered &&
+        !stream_.receive_all(&result_.offer, sizeof result_.offer, deadline_.left_ms())) {
       return fail("the broker's welcome is not complete");
     }
     for (DeviceSnapshot& device : result_.devices) device.name[sizeof device.name - 1] = '\0';
@@ -323,7 +332,7 @@ void ServerHandshake::input(const uint8_t* data, size_t bytes) {
               std::to_string(static_cast<int>(kind)) + " is due";
     }
     if (wrong.empty() &&
-        (hello ? header.body_bytes < sizeof(HelloBody) || header.body_bytes > kMaxHelloBytes
+        (hello ? header.body_bytes < kFirstHelloBytes || header.body_bytes > kMaxHelloBytes
                : header.body_bytes != sizeof(ProofBody))) {
       wrong = "a handshake frame has a wrong size";
     }
@@ -334,7 +343,7 @@ void ServerHandshake::input(const uint8_t* data, size_t bytes) {
   frame.swap(input_);
   if (state_ == State::kReadingHello) {
     hello_bytes_ = frame.substr(sizeof(FrameHeader));
-    memcpy(&hello_, hello_bytes_.data(), sizeof hello_);
+    memcpy(&hello_, hello_bytes_.data(), std::min(hello_bytes_.size(), sizeof hello_));
     hello_.program[sizeof hello_.program - 1] = '\0';
     on_hello();
   } else {
@@ -360,7 +369,8 @@ void ServerHandshake::on_hello() {
                       version(kProtocolMajor, kProtocolMinorMin, kProtocolMinor));
   }
   const auto purpose = static_cast<ConnectionPurpose>(hello_.purpose);
-  if (purpose != ConnectionPurpose::kSession && purpose != ConnectionPurpose::kDevice) {
+  if (purpose != ConnectionPurpose::kSession && purpose != ConnectionPurpose::kDevice &&
+      purpose != ConnectionPurpose::kStatus) {
     return refuse(RefusalCode::kBadFrame, "the Hello has an unknown purpose");
   }
   const auto key = key_of_client();
@@ -400,8 +410,13 @@ void ServerHandshake::on_proof(const ProofBody& proof) {
   state_ = State::kProven;
 }
 
+bool ServerHandshake::accepts(AcceptedOffers what) const {
+  return minor_ >= 2 && (hello_.accepts & what) != 0;
+}
+
 void ServerHandshake::welcome(const Uuid& session, uint32_t epoch, uint64_t initial_credit,
-                              const std::vector<DeviceSnapshot>& devices) {
+                              const std::vector<DeviceSnapshot>& devices,
+                              const CarrierOffer& offer) {
   WelcomeBody welcome{};
   const Mac mac = Hmac(key_, kServerLabel)
                       .add(hello_.client_nonce, sizeof hello_.client_nonce)
@@ -413,10 +428,13 @@ void ServerHandshake::welcome(const Uuid& session, uint32_t epoch, uint64_t init
   welcome.device_count = static_cast<uint32_t>(devices.size());
   welcome.initial_credit = initial_credit;
   const size_t snapshots = devices.size() * sizeof(DeviceSnapshot);
-  const FrameHeader header = handshake_header(FrameKind::kWelcome, sizeof welcome + snapshots);
+  const size_t offers = minor_ >= 2 && hello_.accepts != 0 ? sizeof offer : 0;
+  const FrameHeader header =
+      handshake_header(FrameKind::kWelcome, sizeof welcome + snapshots + offers);
   append(output_, &header, sizeof header);
   append(output_, &welcome, sizeof welcome);
   if (snapshots != 0) append(output_, devices.data(), snapshots);
+  if (offers != 0) append(output_, &offer, sizeof offer);
   state_ = State::kWelcomed;
 }
 

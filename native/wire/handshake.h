@@ -75,6 +75,7 @@ struct HelloRequest {
   uint64_t arena_bytes = 0;         // kDevice
   uint16_t minor = kProtocolMinor;  // other values: tests only
   uint16_t minor_min = kProtocolMinorMin;
+  uint32_t accepts = 0;  // kDevice: AcceptedOffers
 };
 
 struct HandshakeResult {
@@ -88,7 +89,8 @@ struct HandshakeResult {
   Uuid session{};
   uint32_t epoch = 0;  // of the frames that follow
   uint64_t initial_credit = 0;
-  std::vector<DeviceSnapshot> devices;  // kSession
+  std::vector<DeviceSnapshot> devices;  // kSession, kStatus
+  CarrierOffer offer{};                 // kDevice
 };
 
 // Runs the client's side over an open stream; blocks at most about `timeout_ms` in all.
@@ -144,9 +146,10 @@ class ServerHandshake {
   Uuid session() const;                              // kDevice
   uint16_t minor() const { return minor_; }
 
-  // In kProven. Appends kWelcome (and the snapshots) or kRefused to output().
+  bool accepts(AcceptedOffers what) const;
+  // In kProven. Appends kWelcome (with what follows it) or kRefused to output().
   void welcome(const Uuid& session, uint32_t epoch, uint64_t initial_credit,
-               const std::vector<DeviceSnapshot>& devices);
+               const std::vector<DeviceSnapshot>& devices, const CarrierOffer& offer = {});
   void refuse(RefusalCode code, std::string_view sentence);  // in any state
 
  private:

@@ -10,7 +10,7 @@ bool ChannelAccount::ask(uint32_t kind, uint64_t bytes, bool* granted) {
   if (!send_message(channel_, static_cast<MessageKind>(kind), bytes)) return false;
   Message answer;
   if (receive_message(channel_, &answer, true) != ReceiveStatus::kMessage) return false;
-  if (answer.fd >= 0) close(answer.fd);
+  for (int fd : answer.fds) close(fd);
   if (answer.header.kind != static_cast<uint32_t>(MessageKind::kAccount)) return false;
   *granted = answer.header.value == 1;
   const bool changed = last_.limit_bytes != answer.header.limit;

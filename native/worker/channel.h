@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gpupool::worker {
 
@@ -14,7 +15,8 @@ constexpr int kChannelFd = 3;
 
 enum class MessageKind : uint32_t {
   // Broker to worker.
-  kAssign = 1,   // payload: AssignPayload; with the client's connection as a descriptor
+  kAssign = 1,   // payload: AssignPayload; with the client's connection as a descriptor, and those
+                 // of the ring and of the page of spinners, if a ring was offered
   kAccount = 2,  // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
   // Worker to broker.
   kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why
@@ -25,6 +27,7 @@ enum class MessageKind : uint32_t {
   kEnded = 21,       // value: 0 the client went, the normal end; text: the last word
   kChargeHost = 22,  // value: bytes of the host's memory; answered like kCharge
   kRefundHost = 23,  // value: bytes; not answered
+  kCarrier = 24,     // value: 1 the client has taken the ring
 };
 
 // In front of every message; the payload or text follows.
@@ -44,24 +47,29 @@ struct AssignPayload {
   uint64_t initial_credit;
   uint64_t arena_base;
   uint64_t arena_bytes;
-  uint64_t host_bytes;  // of the host's memory that the slice's sessions may take
-  char session[40];     // in text, for the log
+  uint64_t host_bytes;          // of the host's memory that the slice's sessions may take
+  char session[40];             // in text, for the log
+  uint32_t ring_command_bytes;  // 0: no ring was offered
+  uint32_t ring_bulk_bytes;
+  uint32_t spinners;  // sessions of this host that may spin at once
+  uint32_t more;
 };
-static_assert(sizeof(AssignPayload) == 80);
+static_assert(sizeof(AssignPayload) == 96);
 
 constexpr size_t kMaxPayload = 4096;
 
 struct Message {
   MessageHeader header{};
   std::string payload;
-  int fd = -1;  // received with it; the receiver owns it
+  std::vector<int> fds;  // received with it; the receiver owns them
 };
 
 enum class ReceiveStatus { kMessage, kNothing, kClosed };
 
-// `fd_to_pass`: -1 none. False: the other side is gone, or (non-blocking) does not read.
+// False: the other side is gone, or (non-blocking) does not read.
 bool send_message(int channel, MessageKind kind, uint64_t value, std::string_view payload = {},
-                  int fd_to_pass = -1, uint64_t limit = 0, uint64_t used = 0, bool wait = true);
+                  const std::vector<int>& fds = {}, uint64_t limit = 0, uint64_t used = 0,
+                  bool wait = true);
 // One message. kClosed also for a packet that is not a message.
 ReceiveStatus receive_message(int channel, Message* message, bool wait);
 

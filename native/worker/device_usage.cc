@@ -5,18 +5,13 @@
 
 #include <vector>
 
+#include "nvml/nvml.h"
+
 namespace gpupool::worker {
 namespace {
 
-// As in NVML's documentation, nvmlProcessInfo_v2_t.
-struct ProcessInfo {
-  unsigned int pid;
-  unsigned long long used_bytes;  // ~0: not available
-  unsigned int gpu_instance, compute_instance;
-};
-static_assert(sizeof(ProcessInfo) == 24);
-
-constexpr int kSuccess = 0, kInsufficientSize = 7;
+using nvml::kInsufficientSize;
+using nvml::kSuccess;
 
 class NvmlUsage final : public DeviceUsage {
  public:
@@ -67,9 +62,9 @@ class NvmlUsage final : public DeviceUsage {
   }
 
  private:
-  int (*processes_)(void*, unsigned*, ProcessInfo*) = nullptr;
+  int (*processes_)(void*, unsigned*, nvml::ProcessInfoV2*) = nullptr;
   void* device_ = nullptr;
-  std::vector<ProcessInfo> list_ = std::vector<ProcessInfo>(64);
+  std::vector<nvml::ProcessInfoV2> list_ = std::vector<nvml::ProcessInfoV2>(64);
 };
 
 }  // namespace

@@ -60,6 +60,12 @@ class Frames {
     return in_memory_ ? item_.bulk.size() - bulk_taken_ : reader_.bulk_left();
   }
   bool read_bulk(void* to, uint64_t bytes);  // false: the client has gone
+  // The next bulk bytes where they lie in the carrier; null: they do not, or not in one piece.
+  const uint8_t* lend_bulk(uint64_t bytes, uint64_t* end) {
+    return in_memory_ ? nullptr : reader_.lend_bulk(bytes, end);
+  }
+  // Waits until so many are there; false: they never will be, or lie somewhere else.
+  bool wait_for_bulk(uint64_t bytes) { return !in_memory_ && reader_.wait_for_bulk(bytes); }
   uint64_t sequence() const { return in_memory_ ? item_.header.sequence : reader_.sequence(); }
   // Bytes of all frames up to this one, its bulk as it is read, without those dealt with ahead.
   uint64_t received() const {

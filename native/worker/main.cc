@@ -5,12 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "carriers/carrier.h"
+#include "carriers/ring.h"
 #include "worker/account.h"
 #include "worker/channel.h"
 #include "worker/confine.h"
@@ -102,13 +106,33 @@ int find_device(const Driver& driver, const Options& options) {
   return ordinal;
 }
 
+// The client's connection, or the ring that it was offered with it.
+std::unique_ptr<carriers::Carrier> take_connection(const AssignPayload& payload,
+                                                   const std::vector<int>& fds) {
+  if (payload.ring_command_bytes == 0 || fds.size() != 3) {
+    return carriers::make_socket_carrier(fds[0]);
+  }
+  void* page =
+      mmap(nullptr, carriers::SpinGate::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[2], 0);
+  close(fds[2]);
+  static carriers::SpinGate* gate = nullptr;
+  if (page != MAP_FAILED) gate = new carriers::SpinGate(page, payload.spinners);
+  auto carrier =
+      carriers::await_choice(fds[0], fds[1], {payload.ring_command_bytes, payload.ring_bulk_bytes},
+                             payload.epoch, gate, wire::kHandshakeTimeoutSeconds * 1'000'000ll);
+  if (carrier != nullptr && strcmp(carrier->kind(), "ring") == 0) {
+    send_message(kChannelFd, MessageKind::kCarrier, 1);
+  }
+  return carrier;
+}
+
 Session* serving = nullptr;
 
 void on_terminate(int) { serving->stop(); }
 
 [[noreturn]] void serve(Driver& driver, int ordinal, DeviceUsage* usage, Message& message) {
   AssignPayload payload;
-  if (message.header.kind != static_cast<uint32_t>(MessageKind::kAssign) || message.fd < 0 ||
+  if (message.header.kind != static_cast<uint32_t>(MessageKind::kAssign) || message.fds.empty() ||
       message.payload.size() != sizeof payload) {
     fprintf(stderr, "the broker sent something else than an assignment\n");
     _exit(1);
@@ -127,7 +151,14 @@ void on_terminate(int) { serving->stop(); }
   const DataLimit limit(payload.host_bytes);
   account.on_limit = [&limit](uint64_t slice_bytes) { limit.allow(slice_bytes); };
   account.query();
-  Session session(carriers::make_socket_carrier(message.fd), assignment, driver, account);
+  auto carrier = take_connection(payload, message.fds);
+  if (carrier == nullptr) {
+    static constexpr char kWhy[] = "the client did not say in time what its carrier is to be";
+    fprintf(stderr, "%s\n", kWhy);
+    send_message(kChannelFd, MessageKind::kEnded, 1, kWhy);
+    _exit(4);
+  }
+  Session session(std::move(carrier), assignment, driver, account);
   serving = &session;
   struct sigaction action{};
   action.sa_handler = on_terminate;

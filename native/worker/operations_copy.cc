@@ -15,7 +15,8 @@ namespace {
 using wire::Operation;
 
 constexpr uint64_t kMaxCopy = 1ull << 46;
-constexpr size_t kPiecesAhead = 8;                           // of a long copy from the device
+constexpr size_t kPiecesAhead = 8;  // of a long copy from the device
+constexpr uint64_t kLeastStraight = 64 * 1024;
 constexpr size_t kPiecesHandedOver = Staging::kBuffers / 4;  // a waiter thread takes up to so many
 
 // A copy in pieces that fit into staging buffers: whole rows, or parts of one.
@@ -25,9 +26,14 @@ struct Plan {
   struct Piece {
     uint64_t device, width, rows, bytes;
   };
-  Piece at(uint64_t done) const {
+  // `run`: no more than that, where the copy is one row.
+  Piece at(uint64_t done, uint64_t run = ~uint64_t{0}) const {
     const uint64_t row = done / width, column = done % width;
     const uint64_t address = device + row * pitch + column;
+    if (width == bytes) {
+      const uint64_t part = std::min({Staging::kBytes, width - column, run});
+      return {address, part, 1, part};
+    }
     if (column == 0 && width <= Staging::kBytes) {
       const uint64_t rows = std::min(Staging::kBytes / width, (bytes - done) / width);
       return {address, width, rows, rows * width};
@@ -103,8 +109,19 @@ bool to_device(SessionState& session, const Command& command) {
   const Plan plan = plan_of(body.destination, body.bytes, body.pitch, body.width);
   if (!plan.valid(session)) return session.answer(command, CUDA_ERROR_INVALID_VALUE);
   session.make_current(context);
+  const bool lends = !is_inline && session.may_lend(context);
   for (uint64_t done = 0; done < body.bytes;) {
-    const Plan::Piece piece = plan.at(done);
+    const Plan::Piece piece = lends ? plan.at(done, session.bulk_run_in()) : plan.at(done);
+    uint64_t end;
+    if (const uint8_t* lying = lends ? session.lend_bulk(piece.bytes, &end) : nullptr) {
+      // The driver only reads there.
+      const CUresult result =
+          submit_piece(session, context, stream, plan, piece, const_cast<uint8_t*>(lying), true);
+      session.lent(end, piece.bytes, context, stream);
+      if (result != CUDA_SUCCESS) return session.answer(command, result);
+      done += piece.bytes;
+      continue;
+    }
     StagingBuffer* buffer = session.staging().acquire(context->driver, most_buffers(session));
     if (buffer == nullptr) return session.answer(command, CUDA_ERROR_OUT_OF_MEMORY);
     if (is_inline) {
@@ -206,6 +223,38 @@ bool finish(SessionState& session, Outgoing& copy) {
   return !copy.gone;
 }
 
+// As many pieces as a device that does nothing else can copy straight to where the client reads
+// them; the rest goes the usual way. (A long copy keeps the reader waiting in any case.) False: the
+// client has gone.
+bool from_idle_device(SessionState& session, const Command& command, Context* context,
+                      Stream* stream, const Plan& plan, bool small, uint64_t* done) {
+  if (plan.bytes < kLeastStraight || context->printing) return true;
+  if (!small) {
+    const CUresult waited = session.submit(
+        context, stream, [&] { return session.driver().cuStreamSynchronize(stream->driver); });
+    if (waited != CUDA_SUCCESS) return true;
+  }
+  if (!session.may_lend(context)) return true;
+  session.send_finished_copies();
+  while (*done < plan.bytes) {
+    const Plan::Piece piece = plan.at(*done, session.bulk_run_out());
+    bool made = false;
+    CUresult result = CUDA_SUCCESS;
+    if (!session.reply_from_device(
+            command.call, piece.bytes, stream, *done + piece.bytes != plan.bytes, &made, &result,
+            [&](uint8_t* room) {
+              return submit_piece(session, context, stream, plan, piece, room, false);
+            })) {
+      return false;
+    }
+    // An error comes again where it is told.
+    if (!made || result != CUDA_SUCCESS) return true;
+    *done += piece.bytes;
+    session.bytes_out.fetch_add(piece.bytes, std::memory_order_relaxed);
+  }
+  return true;
+}
+
 bool from_device(SessionState& session, const Command& command) {
   wire::Decoder decoder = command.body;
   const auto body = decoder.get<wire::CopyFromDevice>();
@@ -222,13 +271,17 @@ bool from_device(SessionState& session, const Command& command) {
                          ? pieces <= Staging::kMostBuffers / 2
                          : pieces <= kPiecesHandedOver && plan.pitch == 0;
 
+  uint64_t straight = 0;
+  if (!from_idle_device(session, command, context, stream, plan, small, &straight)) return false;
+  if (straight == body.bytes) return true;
+
   auto outgoing = std::make_shared<Outgoing>();
   outgoing->call = command.call;
-  outgoing->left = body.bytes;
+  outgoing->left = body.bytes - straight;
   outgoing->context = command.context;
   outgoing->printing = context->printing;
   session.outgoing().add(outgoing);
-  for (uint64_t done = 0; done < body.bytes && !outgoing->over;) {
+  for (uint64_t done = straight; done < body.bytes && !outgoing->over;) {
     // A long copy stays with the reader, so that what comes after it in the stream stays behind it.
     if (!small) wait_for_pieces(session, *outgoing, kPiecesAhead - 1);
     const Plan::Piece piece = plan.at(done);
@@ -253,7 +306,7 @@ bool from_device(SessionState& session, const Command& command) {
     outgoing->entries.push_back({buffer, piece.bytes});
     done += piece.bytes;
   }
-  session.bytes_out.fetch_add(body.bytes, std::memory_order_relaxed);
+  session.bytes_out.fetch_add(body.bytes - straight, std::memory_order_relaxed);
   if (!small) return finish(session, *outgoing);
 
   const int64_t end = monotonic_us() + kPollUs;

@@ -51,6 +51,7 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
       memory_(driver.table(), account_),
       virtual_memory_(driver.table(), account_, memory_),
       staging_(driver.table()),
+      lent_(driver.table(), *carrier_),
       host_functions_(
           [this](uint32_t context, CUcontext driver_context, uint32_t number, CUresult status) {
             enter_on_this_thread(driver_context);
@@ -89,6 +90,7 @@ SessionOutcome SessionState::serve() {
     switch (reader_.next(pending_frees_.empty())) {
       case FrameReader::Result::kFrame:
         if (!take_frame()) {
+          if (refused_.empty() && carrier_->broken() != nullptr) refuse(carrier_->broken());
           if (refused_.empty())
             return {SessionEnd::kClientGone, "the client closed the connection"};
           return {SessionEnd::kProtocolError, refused_};
@@ -143,7 +145,10 @@ bool SessionState::take_frame() {
     if (segment + head.bulk_count > header.bulk_count) {
       return refuse("a command claims more bulk segments than there are");
     }
-    if (makes_the_device_wait(head.operation) && !reader_.delegate(&at)) return false;
+    if (makes_the_device_wait(head.operation)) {
+      lent_.collect(0);  // the deputy reads what must find room
+      if (!reader_.delegate(&at)) return false;
+    }
     Command command;
     command.operation = head.operation;
     command.flags = head.flags;
@@ -249,18 +254,6 @@ bool SessionState::execute(const Command& command) {
     default:
       return execute_plain(*this, command);
   }
-}
-
-bool SessionState::read_bulk(void* to, uint64_t bytes) { return reader_.read_bulk(to, bytes); }
-
-bool SessionState::skip_bulk(uint64_t bytes) {
-  std::vector<uint8_t> nowhere(std::min<uint64_t>(bytes, 65536));
-  while (bytes > 0) {
-    const uint64_t piece = std::min<uint64_t>(bytes, nowhere.size());
-    if (!read_bulk(nowhere.data(), piece)) return false;
-    bytes -= piece;
-  }
-  return true;
 }
 
 // ---- Sending ----------------------------------------------------------------------------------
@@ -554,6 +547,7 @@ void SessionState::destroy_context(Context* context) {
   });
   if (context->fence_event != nullptr && !broken) table.cuEventDestroy_v2(context->fence_event);
   staging_.forget_context(context->driver, broken);
+  lent_.forget_context(context->driver, broken);
   for (uint64_t address : memory_.of_context(context->id)) {
     memory_.forget(address);
     memory_.release(address);

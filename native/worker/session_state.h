@@ -18,6 +18,7 @@
 #include "worker/driver_table.h"
 #include "worker/frames.h"
 #include "worker/host_functions.h"
+#include "worker/lent_bulk.h"
 #include "worker/memory.h"
 #include "worker/outgoing.h"
 #include "worker/output_capture.h"
@@ -172,6 +173,7 @@ class SessionState final : private Frames::Deputy {
       stream->busy = true;
       context->busy.push_back(stream);
     }
+    submitted_++;
     return call();
   }
   // A call that is no work for the device.
@@ -206,6 +208,38 @@ class SessionState final : private Frames::Deputy {
 
   // Reads bulk bytes of the current frame, waiting for them. False: the client has gone.
   bool read_bulk(void* to, uint64_t bytes);
+  // Whether copies may use a ring's bulk data where they lie: nothing but such copies is under way.
+  bool may_lend(Context* context);
+  // The next bulk bytes where they lie, to be given back with lent(); null: not in one piece.
+  const uint8_t* lend_bulk(uint64_t bytes, uint64_t* end);
+  // How many of the next bytes are in one piece, from the client and to it.
+  uint64_t bulk_run_in() const { return carrier_->bulk_run_in(); }
+  uint64_t bulk_run_out() {
+    std::lock_guard guard(send_lock_);
+    return carrier_->bulk_run_out();
+  }
+  void lent(uint64_t end, uint64_t bytes, Context* context, Stream* stream);
+  // One piece of a copy from the device, which has nothing else to do, straight to where the
+  // client reads it. `copy(void*)` submits it. False in `made`: it was not, for lack of room.
+  template <typename Copy>
+  bool reply_from_device(uint64_t call, uint64_t bytes, Stream* stream, bool more, bool* made,
+                         CUresult* result, Copy&& copy) {
+    std::lock_guard guard(send_lock_);
+    uint8_t* room = carrier_->bulk_room(bytes);
+    *made = room != nullptr;
+    if (room == nullptr) return true;
+    *result = copy(room);
+    if (*result == CUDA_SUCCESS) *result = driver().cuStreamSynchronize(stream->driver);
+    if (*result != CUDA_SUCCESS) return true;
+    const carriers::Part part{room, bytes};
+    const wire::ReplyHeader header{sizeof header,
+                                   static_cast<uint16_t>(more ? wire::kMoreFollows : 0),
+                                   1,
+                                   call,
+                                   CUDA_SUCCESS,
+                                   0};
+    return send(wire::FrameKind::kReplies, &header, sizeof header, &part, 1);
+  }
   bool skip_bulk(uint64_t bytes);
 
   void make_current(Context* context);
@@ -270,6 +304,8 @@ class SessionState final : private Frames::Deputy {
   Context* current_ = nullptr;
   Context* context_cache_ = nullptr;  // of the last command
   std::string refused_;
+  uint64_t submitted_ = 0;
+  uint64_t submitted_when_lent_ = ~uint64_t{0};
 
   std::mutex send_lock_;  // writer_; taken by waiter threads too
   wire::FrameWriter writer_;
@@ -284,6 +320,7 @@ class SessionState final : private Frames::Deputy {
   std::vector<PendingFree> pending_frees_;
   std::vector<CUevent> spare_events_;
   Staging staging_;
+  LentBulk lent_;
   OutputCapture printf_{STDOUT_FILENO, OutputCapture::Kind::kWait, [this](const std::string& text) {
                           send_text(wire::EventKind::kPrintf, 0, text);
                         }};

@@ -4,12 +4,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -36,60 +38,126 @@ struct Order {
   std::exit(2);
 }
 
-void send_all(int socket, const void* data, size_t bytes) {
-  const char* next = static_cast<const char*>(data);
-  while (bytes > 0) {
-    ssize_t sent = write(socket, next, bytes);
-    if (sent <= 0) fail("baseline: write");
-    next += sent;
-    bytes -= static_cast<size_t>(sent);
+class SocketPipe final : public Pipe {
+ public:
+  explicit SocketPipe(int socket) : socket_(socket) {}
+  ~SocketPipe() override { close(socket_); }
+  void send(const void* data, size_t bytes) override {
+    const char* next = static_cast<const char*>(data);
+    while (bytes > 0) {
+      ssize_t sent = write(socket_, next, bytes);
+      if (sent <= 0) fail("baseline: write");
+      next += sent;
+      bytes -= static_cast<size_t>(sent);
+    }
   }
-}
+  size_t receive_some(void* data, size_t bytes) override {
+    ssize_t got = read(socket_, data, bytes);
+    if (got < 0) fail("baseline: read");
+    return static_cast<size_t>(got);
+  }
 
-void receive_all(int socket, void* data, size_t bytes) {
+ private:
+  const int socket_;
+};
+
+// The plainest ring there is: two positions, and both sides only ever spin.
+struct SharedRing {
+  static constexpr size_t kBytes = 4 << 20;
+  alignas(128) std::atomic<uint64_t> written, read;
+  alignas(128) char data[kBytes];
+};
+
+class RingPipe final : public Pipe {
+ public:
+  RingPipe(SharedRing* out, SharedRing* in, int hang_up) : out_(out), in_(in), hang_up_(hang_up) {}
+  ~RingPipe() override { close(hang_up_); }
+  void send(const void* data, size_t bytes) override {
+    const char* next = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const uint64_t at = out_->written.load(std::memory_order_relaxed);
+      size_t room = SharedRing::kBytes - (at - out_->read.load(std::memory_order_acquire));
+      room = std::min({room, bytes, kStep, SharedRing::kBytes - at % SharedRing::kBytes});
+      if (room == 0) continue;
+      std::memcpy(out_->data + at % SharedRing::kBytes, next, room);
+      out_->written.store(at + room, std::memory_order_release);
+      next += room;
+      bytes -= room;
+    }
+  }
+  size_t receive_some(void* data, size_t bytes) override {
+    const uint64_t at = in_->read.load(std::memory_order_relaxed);
+    size_t there = 0;
+    while (there == 0) there = in_->written.load(std::memory_order_acquire) - at;
+    there = std::min({there, bytes, SharedRing::kBytes - at % SharedRing::kBytes});
+    std::memcpy(data, in_->data + at % SharedRing::kBytes, there);
+    in_->read.store(at + there, std::memory_order_release);
+    return there;
+  }
+
+  bool await() override {
+    char byte;
+    while (in_->written.load(std::memory_order_relaxed) ==
+           in_->read.load(std::memory_order_relaxed)) {
+      if (recv(hang_up_, &byte, 1, MSG_DONTWAIT) == 0) return false;
+      usleep(100);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kStep = 128 * 1024;
+  SharedRing *const out_, *const in_;
+  const int hang_up_;
+};
+
+bool receive_all(Pipe& pipe, void* data, size_t bytes) {
   char* next = static_cast<char*>(data);
   while (bytes > 0) {
-    ssize_t got = read(socket, next, bytes);
-    if (got <= 0) fail("baseline: read");
+    size_t got = pipe.receive_some(next, bytes);
+    if (got == 0) return false;
     next += got;
-    bytes -= static_cast<size_t>(got);
+    bytes -= got;
   }
+  return true;
+}
+
+void receive_or_fail(Pipe& pipe, void* data, size_t bytes) {
+  if (!receive_all(pipe, data, bytes)) fail("baseline: the peer has gone");
 }
 
 // Takes `bytes` in chunks and copies each chunk once, as a receiver must that checks what it got.
-void receive_copying(int socket, char* chunk, char* target, size_t bytes) {
+void receive_copying(Pipe& pipe, char* chunk, char* target, size_t bytes) {
   size_t done = 0;
   while (done < bytes) {
-    ssize_t got = read(socket, chunk, std::min(kChunk, bytes - done));
-    if (got <= 0) fail("baseline: read");
-    std::memcpy(target + done, chunk, static_cast<size_t>(got));
-    done += static_cast<size_t>(got);
+    size_t got = pipe.receive_some(chunk, std::min(kChunk, bytes - done));
+    if (got == 0) fail("baseline: the peer has gone");
+    std::memcpy(target + done, chunk, got);
+    done += got;
   }
 }
 
-[[noreturn]] void serve(int socket) {
+[[noreturn]] void serve(Pipe& pipe) {
   std::vector<char> target(kTargetBytes, 1), chunk(kChunk), request(64);
   for (;;) {
     Order order;
-    if (recv(socket, &order, sizeof order, MSG_WAITALL) != static_cast<ssize_t>(sizeof order)) {
-      _exit(0);
-    }
+    if (!pipe.await() || !receive_all(pipe, &order, sizeof order)) _exit(0);
     for (uint32_t i = 0; i < order.count; ++i) {
       switch (order.work) {
         case Work::kEcho:
-          receive_all(socket, target.data(), order.bytes);
-          send_all(socket, target.data(), order.bytes);
+          receive_or_fail(pipe, target.data(), order.bytes);
+          pipe.send(target.data(), order.bytes);
           break;
         case Work::kSink:
-          receive_copying(socket, chunk.data(), target.data(), order.bytes);
+          receive_copying(pipe, chunk.data(), target.data(), order.bytes);
           break;
         case Work::kSource:
-          receive_all(socket, request.data(), request.size());
-          send_all(socket, target.data(), order.bytes);
+          receive_or_fail(pipe, request.data(), request.size());
+          pipe.send(target.data(), order.bytes);
           break;
       }
     }
-    if (order.work == Work::kSink) send_all(socket, "a", 1);
+    if (order.work == Work::kSink) pipe.send("a", 1);
   }
 }
 
@@ -99,7 +167,7 @@ void no_delay(int socket) {
 }
 
 void connect_pair(Carrier carrier, int pair[2]) {
-  if (carrier == Carrier::kUnix) {
+  if (carrier != Carrier::kTcp) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) fail("socketpair");
     return;
   }
@@ -127,19 +195,30 @@ void connect_pair(Carrier carrier, int pair[2]) {
 RawPeer::RawPeer(Carrier carrier) {
   int pair[2];
   connect_pair(carrier, pair);
+  SharedRing* rings = nullptr;
+  if (carrier == Carrier::kRing) {
+    void* memory = mmap(nullptr, 2 * sizeof(SharedRing), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail("mmap");
+    rings = static_cast<SharedRing*>(memory);
+  }
+  const auto end_of = [&](int side) -> std::unique_ptr<Pipe> {
+    if (rings == nullptr) return std::make_unique<SocketPipe>(pair[side]);
+    return std::make_unique<RingPipe>(&rings[side], &rings[1 - side], pair[side]);
+  };
   process_ = fork();
   if (process_ < 0) fail("fork");
   if (process_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     close(pair[0]);
-    serve(pair[1]);
+    serve(*end_of(1));
   }
   close(pair[1]);
-  socket_ = pair[0];
+  pipe_ = end_of(0);
 }
 
 RawPeer::~RawPeer() {
-  close(socket_);
+  pipe_.reset();
   waitpid(process_, nullptr, 0);
 }
 
@@ -147,11 +226,11 @@ std::vector<double> RawPeer::ping_pong(int count, size_t bytes) {
   std::vector<char> message(bytes, 0);
   std::vector<double> seconds(static_cast<size_t>(count));
   Order order{Work::kEcho, static_cast<uint32_t>(count), bytes};
-  send_all(socket_, &order, sizeof order);
+  pipe_->send(&order, sizeof order);
   for (double& one : seconds) {
     double start = now_seconds();
-    send_all(socket_, message.data(), bytes);
-    receive_all(socket_, message.data(), bytes);
+    pipe_->send(message.data(), bytes);
+    receive_or_fail(*pipe_, message.data(), bytes);
     one = now_seconds() - start;
   }
   return seconds;
@@ -160,10 +239,10 @@ std::vector<double> RawPeer::ping_pong(int count, size_t bytes) {
 double RawPeer::send_stream(const char* data, size_t bytes, int count) {
   Order order{Work::kSink, static_cast<uint32_t>(count), bytes};
   char acknowledgement;
-  send_all(socket_, &order, sizeof order);
+  pipe_->send(&order, sizeof order);
   double start = now_seconds();
-  for (int i = 0; i < count; ++i) send_all(socket_, data, bytes);
-  receive_all(socket_, &acknowledgement, 1);
+  for (int i = 0; i < count; ++i) pipe_->send(data, bytes);
+  receive_or_fail(*pipe_, &acknowledgement, 1);
   return now_seconds() - start;
 }
 
@@ -171,11 +250,11 @@ double RawPeer::receive(char* target, size_t bytes, int count) {
   static std::vector<char> chunk(kChunk);
   Order order{Work::kSource, static_cast<uint32_t>(count), bytes};
   char request[64] = {0};
-  send_all(socket_, &order, sizeof order);
+  pipe_->send(&order, sizeof order);
   double start = now_seconds();
   for (int i = 0; i < count; ++i) {
-    send_all(socket_, request, sizeof request);
-    receive_copying(socket_, chunk.data(), target, bytes);
+    pipe_->send(request, sizeof request);
+    receive_copying(*pipe_, chunk.data(), target, bytes);
   }
   return now_seconds() - start;
 }

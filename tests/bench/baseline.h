@@ -1,16 +1,29 @@
 // What the carrier itself can do: a peer process that echoes, takes in and sends bytes over a unix
-// or TCP connection, with nothing of gpupool in between.
+// or TCP connection or a ring in shared memory, with nothing of gpupool in between.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace gpupool::bench {
 
-enum class Carrier { kUnix, kTcp };
+enum class Carrier { kUnix, kTcp, kRing };
+
+// One end of a connection: all bytes or the end of the program.
+class Pipe {
+ public:
+  virtual ~Pipe() = default;
+  virtual void send(const void* data, size_t bytes) = 0;
+  // At least one byte, at most so many; 0: the peer has gone.
+  virtual size_t receive_some(void* data, size_t bytes) = 0;
+  // Waits for something to receive and leaves the processor to what is measured; false: the peer
+  // has gone.
+  virtual bool await() { return true; }
+};
 
 class RawPeer {
  public:
@@ -28,7 +41,7 @@ class RawPeer {
   double receive(char* target, size_t bytes, int count);
 
  private:
-  int socket_ = -1;
+  std::unique_ptr<Pipe> pipe_;
   pid_t process_ = -1;
 };
 

@@ -2,7 +2,7 @@
 // stands beside its raw baseline, so that ratios are taken within seconds of each other on the same
 // machine. Prints one JSON object per measurement.
 //
-//   gpupool-bench-client all      --carrier unix|tcp --repetitions N [--launches N]
+//   gpupool-bench-client all      --carrier unix|tcp|ring --repetitions N [--launches N]
 //   gpupool-bench-client startup  --repetitions N --direct DIR   DIR: driver without remoting
 #include <spawn.h>
 #include <sys/wait.h>
@@ -257,9 +257,10 @@ int first_kernel(int fd) {
 }
 
 int usage() {
-  std::fprintf(stderr,
-               "usage: gpupool-bench-client all|startup [--carrier unix|tcp] [--repetitions N]\n"
-               "                            [--launches N] [--direct DIR]\n");
+  std::fprintf(
+      stderr,
+      "usage: gpupool-bench-client all|startup [--carrier unix|tcp|ring] [--repetitions N]\n"
+      "                            [--launches N] [--direct DIR]\n");
   return 2;
 }
 
@@ -275,6 +276,8 @@ int run(int argc, char** argv) {
       carrier = Carrier::kTcp;
     else if (option == "--carrier" && value == "unix")
       carrier = Carrier::kUnix;
+    else if (option == "--carrier" && value == "ring")
+      carrier = Carrier::kRing;
     else if (option == "--repetitions")
       repetitions = std::max(1, std::atoi(value.c_str()));
     else if (option == "--launches")

@@ -5,7 +5,9 @@ What needs libvirt is imported where it is used: tests of containers run without
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,13 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 if TYPE_CHECKING:
     from tests.e2e.host import Host
     from tests.e2e.image import Image
+
+NUMBERS = itertools.count(1)
+
+
+def pytest_sessionstart() -> None:
+    # `timeout`, as tox has it, ends this process so: the machines end, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: pytest.exit("terminated", 143))
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +47,28 @@ def host(image: Image) -> Iterator[Host]:
 
     with Host(image) as own:
         yield own
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, host: Host) -> Iterator[str]:
+    """A domain's name; whatever the test leaves of it is removed, and nothing may remain."""
+    import libvirt
+
+    from tests.e2e.host import until
+    from tests.e2e.looks import guests
+
+    failed = request.session.testsfailed
+    yield f"vm{next(NUMBERS)}"
+    if request.session.testsfailed != failed:
+        print(host.logs())
+    if host.pool.broker is None or host.pool.broker.poll() is not None:
+        return  # the signal that ends the tests has ended it
+    if host.pool.daemon is None or host.pool.daemon.poll() is not None:
+        host.pool.start_daemon()
+    for domain in host.connection.listAllDomains():
+        if domain.isActive():
+            domain.destroy()
+        domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
+    until(lambda: not guests(host), "the end of all leases")
+    for piece in host.pool.ctl_json("slice", "list"):
+        host.pool.ctl("slice", "delete", piece["name"], check=True)

@@ -31,7 +31,7 @@ from tests.e2e.image import SHELL_PORT, Image
 T = TypeVar("T")
 ETC = Path(__file__).resolve().parents[2] / "etc" / "libvirt"
 #: a busy machine is some times slower than a quiet one
-PATIENCE = 240.0
+PATIENCE = 120.0
 
 libvirt.registerErrorHandler(lambda context, error: None, None)
 
@@ -50,14 +50,14 @@ def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T
 class Host:
     """One host of a pool: broker, gpupoold and libvirtd; a context manager."""
 
-    def __init__(self, image: Image, *, attach_devices: bool = True) -> None:
+    def __init__(self, image: Image, *, sandbox: type[Sandbox] = Sandbox) -> None:
         self.image = image
         self.root = Path(tempfile.mkdtemp(prefix="gpe2e-", dir="/tmp"))
         self.root.chmod(0o755)
         self.uri = f"qemu:///system?socket={self.root}/sock/libvirt-sock"
-        self.pool = Sandbox(
+        self.pool = sandbox(
             options={
-                "libvirt": {"uri": self.uri, "attach_devices": attach_devices, "interval": 5},
+                "libvirt": {"uri": self.uri, "interval": 5},
                 "DEFAULT": {"debug": "true"},
             }
         )
@@ -99,14 +99,23 @@ class Host:
             )
         with (self.root / "etc" / "qemu.conf").open("a") as stream:
             # A namespace of each machine would take the mount over /dev/kvm along, and fails.
-            stream.write("\nnamespaces = [ ]\n")
+            # Control groups would be among those of the machine's own libvirt.
+            stream.write("\nnamespaces = [ ]\ncgroup_controllers = [ ]\n")
         Path("/run/libvirt").mkdir(exist_ok=True)
         self._keeper = subprocess.Popen(
-            ["unshare", "--mount", sys.executable, str(KEEPER), str(self.root)],
+            [
+                "unshare",
+                "--mount",
+                sys.executable,
+                str(KEEPER),
+                *map(str, (self.root, self.pool.root)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
+            env=self.pool.environment,
+            start_new_session=True,  # a signal for all of the test's processes is not for it
         )
         assert self._keeper.stdout is not None
         assert int(self._keeper.stdout.readline()) == self._keeper.pid
@@ -143,11 +152,13 @@ class Host:
                 for domain in self.connection.listAllDomains():
                     with contextlib.suppress(libvirt.libvirtError):
                         domain.destroy()
+            with contextlib.suppress(libvirt.libvirtError):
+                self.connection.close()
+        self.pool.stop()
         if self._keeper is not None:
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
             self._keeper.wait(60)
-        self.pool.stop()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def inside(self, path: str) -> Path:
@@ -157,7 +168,15 @@ class Host:
 
     def logs(self) -> str:
         """For a test that failed."""
-        return self.pool.log_tails(80)
+        parts = [self.pool.log_tails(120)]
+        for path in [
+            self.root / "daemons.log",
+            *sorted((self.root / "log" / "qemu").glob("*.log")),
+        ]:
+            with contextlib.suppress(OSError):
+                tail = path.read_text(errors="replace").splitlines()[-40:]
+                parts += [f"--- {path.name}", *tail]
+        return "\n".join(parts)
 
     # ---- virtual machines -----------------------------------------------------------------------
 
@@ -170,8 +189,18 @@ class Host:
         identity: str = "",
         crash: str = "destroy",
         devices: str = "",
+        shell: bool = True,
     ) -> str:
-        """A definition."""
+        """A definition. shell: with the channel that `Machine.sh` needs."""
+        if shell:
+            devices += (
+                "<channel type='unix'><source mode='bind'/>"
+                f"<target type='virtio' name='{SHELL_PORT}'/></channel>"
+            )
+        if machine == "q35":
+            # Two that its own devices take, and one for what comes later.
+            ports = "<controller type='pci' model='pcie-root-port'/>" * 3
+            devices += f"<controller type='pci' model='pcie-root'/>{ports}"
         return f"""<domain type='qemu'>
   <name>{name}</name>
   <uuid>{identity or uuid.uuid4()}</uuid>
@@ -188,7 +217,6 @@ class Host:
     <serial type='file'><source path='/var/log/libvirt/qemu/{name}-console.log'/></serial>
     <memballoon model='none'/>
     <panic model='isa'/>
-    <channel type='unix'><source mode='bind'/><target type='virtio' name='{SHELL_PORT}'/></channel>
     {devices}
   </devices>
 </domain>"""
@@ -250,7 +278,7 @@ class Machine:
         finally:
             os.close(directory)
         connection.settimeout(seconds)
-        connection.sendall(f"{command}; echo {mark}'-end'\n".encode())
+        connection.sendall(f"{command.strip()}\necho {mark}'-end'\n".encode())
         data = b""
         while f"{mark}-end".encode() not in data:
             chunk = connection.recv(65536)

@@ -26,13 +26,18 @@ mount -t devtmpfs dev /dev
 while read -r module; do insmod "/lib/modules/$module"; done < /etc/modules
 echo 1 > /proc/sys/kernel/sysrq
 echo "the guest is up"
-while true; do
+port=
+until [ -c "$port" ]; do
   for name in /sys/class/virtio-ports/*/name; do
-    [ "$(cat "$name")" = {SHELL_PORT} ] || continue
-    port=/dev/$(basename "$(dirname "$name")")
-    setsid sh 0<>"$port" 1>&0 2>&0
+    if [ "$(cat "$name")" = {SHELL_PORT} ]; then port=/dev/$(basename "$(dirname "$name")"); fi
   done
-  sleep 1
+  sleep 0.2
+done
+# Held open all the time: at a port's last close the kernel throws away what has arrived already.
+exec 3<>"$port"
+while true; do
+  setsid sh <&3 >&3 2>&3
+  sleep 0.1
 done
 """
 
@@ -60,26 +65,38 @@ def _output(*command: str, cwd: Path | None = None) -> str:
     ).stdout
 
 
-def make_image() -> Image:
-    """The image; downloads and builds what the cache lacks."""
-    trees = sorted(cache_directory().glob("linux-image-*[!0-9]"))  # not the half-made ones
-    if trees:
-        package = trees[-1].name
-    else:
-        shown = _output("apt-cache", "depends", KERNEL_META)
-        package = re.findall(r"Depends: (linux-image-\S+)", shown)[0]
-    version = package.removeprefix("linux-image-")
-    tree = cache_directory() / package
-    if not tree.exists():
-        fresh = cache_directory() / f"{package}.{os.getpid()}"
-        fresh.mkdir()
-        fresh.chmod(0o755)
+def _download_kernel() -> Path:
+    """The unpacked package of the newest kernel that apt knows, named after it."""
+    shown = _output("apt-cache", "depends", KERNEL_META)
+    package = re.findall(r"Depends: (linux-image-\S+)", shown)[0]
+    fresh = cache_directory() / f"new-{os.getpid()}-{package}"
+    fresh.mkdir()
+    fresh.chmod(0o755)
+    try:
         _output("apt-get", "download", "-qq", package, cwd=fresh)
         (archive,) = fresh.glob("*.deb")
         _output("dpkg-deb", "-x", str(archive), str(fresh))
         archive.unlink()
-        _output("depmod", "-b", str(fresh), version)
-        fresh.rename(tree)
+        _output("depmod", "-b", str(fresh), package.removeprefix("linux-image-"))
+        return fresh.rename(cache_directory() / package)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def make_image() -> Image:
+    """The image; downloads and builds what the cache lacks."""
+    trees = sorted(cache_directory().glob("linux-image-*"))
+    if trees:
+        tree = trees[-1]
+    else:
+        try:
+            tree = _download_kernel()
+        except (subprocess.CalledProcessError, IndexError):
+            # apt's lists are older than the archive, or there are none.
+            _output("apt-get", "update", "-qq")
+            tree = _download_kernel()
+    version = tree.name.removeprefix("linux-image-")
     recipe = hashlib.sha256(repr((INIT, MODULES)).encode()).hexdigest()[:12]
     initrd = cache_directory() / f"initrd-{version}-{recipe}.img"
     if not initrd.exists():

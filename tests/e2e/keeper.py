@@ -1,10 +1,10 @@
-"""The parent of a private libvirtd, in a mount namespace of its own: `keeper.py ROOT`.
+"""The parent of a private libvirtd, in a mount namespace of its own: `keeper.py ROOT POOL`.
 
 Lays ROOT/etc, ROOT/var, ROOT/log over libvirt's directories, then starts what its standard input
 asks for (a JSON list of words per line) and answers with the process id. QEMU processes, which
 libvirtd leaves to the nearest reaper, are its children too: libvirt waits until an ended one is
-reaped, and not every machine's first process does that soon. At the end of its input all of them
-are killed: nothing outlives the test.
+reaped, and not every machine's first process does that soon. At the end of its input, also where
+the test was killed, it ends all of them and removes what they and the pool in POOL made.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+
+from gpupoold.guests.region import Regions
 
 PR_SET_CHILD_SUBREAPER = 36
 PLACES = {"etc": "/etc/libvirt", "var": "/var/lib/libvirt", "log": "/var/log/libvirt"}
@@ -40,7 +44,8 @@ def reap() -> None:
 
 
 def main() -> None:
-    root = sys.argv[1]
+    root, pool = sys.argv[1:]
+    test = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     commands = [
         ["mount", "--make-rprivate", "/"],
@@ -75,6 +80,10 @@ def main() -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             time.sleep(0.2)
+    if os.getppid() != test:  # it was killed, and the pool with it
+        shutil.rmtree(pool, ignore_errors=True)
+    Regions(str(Path(pool) / "run"), 1, "").remove_strangers(set())
+    shutil.rmtree(root, ignore_errors=True)
 
 
 if __name__ == "__main__":

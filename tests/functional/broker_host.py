@@ -212,10 +212,10 @@ class BrokerHost:
 class Session:
     """A client with a control connection, and a line-wise talk to its fake worker."""
 
-    def __init__(self, lease: wire.Lease, *, tcp: bool = False) -> None:
+    def __init__(self, lease: wire.Lease, *, tcp: bool = False, **hello: object) -> None:
         self.lease = lease
         self.tcp = tcp
-        self.control = wire.Connection(lease, tcp=tcp).open()
+        self.control = wire.Connection(lease, tcp=tcp).open(**hello)
         self.workers: dict[int, wire.Connection] = {}
 
     def worker(self, device: int = 0) -> wire.Connection:

@@ -29,7 +29,16 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = START_SEC
 
 
 class Pool(Sandbox):
-    """One host of a pool. Programs run on a slice or, with `direct`, on the driver itself."""
+    """One host of a pool. Programs run on a slice or, with `direct`, on the driver itself.
+
+    With GPUPOOL_TEST_RINGS=1 in the environment every pool offers rings.
+    """
+
+    def __init__(self, *, options: Mapping[str, Mapping[str, str]] | None = None, **more: Any):
+        merged = {group: dict(values) for group, values in (options or {}).items()}
+        if os.environ.get("GPUPOOL_TEST_RINGS") == "1":
+            merged.setdefault("broker", {}).setdefault("rings", "true")
+        super().__init__(options=merged, **more)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -32,46 +32,78 @@ def library(request: pytest.FixtureRequest) -> Path:
     return paths.native_directory() / request.param / "libcuda.so.1"
 
 
-def test_exports_cuda_names_only(library: Path) -> None:
+@pytest.fixture(scope="module", params=["client", "simgpu", "quiet"])
+def nvml_library(request: pytest.FixtureRequest) -> Path:
+    return paths.native_directory() / request.param / "libnvidia-ml.so.1"
+
+
+@pytest.fixture(scope="module", params=["libcuda.so.1", "libnvidia-ml.so.1"])
+def client_library(request: pytest.FixtureRequest) -> Path:
+    return paths.client_directory() / request.param
+
+
+def exported(library: Path) -> set[str]:
     names = set()
     for line in readelf("--dyn-syms", library).splitlines():
         fields = line.split()
         if len(fields) >= 8 and fields[4] in ("GLOBAL", "WEAK") and fields[6] != "UND":
             names.add(fields[7].partition("@")[0])
+    return names
+
+
+def test_exports_cuda_names_only(library: Path) -> None:
+    names = exported(library)
     strangers = {name for name in names if not re.fullmatch(r"cu[A-Z]\w*", name)}
     assert not strangers
     assert len(names) > 600
     assert {"cuInit", "cuGetProcAddress_v2", "cuLaunchKernel_ptsz", "cuProfilerStart"} <= names
 
 
+def test_exports_nvml_names_only(nvml_library: Path) -> None:
+    names = exported(nvml_library)
+    assert not {name for name in names if not re.fullmatch(r"nvml[A-Z]\w*", name)}
+    assert len(names) > 400
+    assert {"nvmlInit_v2", "nvmlErrorString", "nvmlDeviceGetNvLinkRemotePciInfo_v2"} <= names
+
+
+def needs_the_system_only(library: Path) -> None:
+    dynamic = readelf("--dynamic", library)
+    assert set(re.findall(r"\(NEEDED\).*\[(.*?)\]", dynamic)) <= SYSTEM_LIBRARIES
+    assert re.findall(r"\(SONAME\).*\[(.*?)\]", dynamic) == [library.name]
+
+
 def test_needs_the_system_only(library: Path) -> None:
-    needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", readelf("--dynamic", library)))
-    assert needed <= SYSTEM_LIBRARIES
-    assert "[libcuda.so.1]" in readelf("--dynamic", library)  # its soname
+    needs_the_system_only(library)
 
 
-def test_client_loads_on_glibc_2_28() -> None:
-    library = paths.client_directory() / "libcuda.so.1"
-    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info", library))
+def test_nvml_needs_the_system_only(nvml_library: Path) -> None:
+    needs_the_system_only(nvml_library)
+
+
+def test_client_loads_on_glibc_2_28(client_library: Path) -> None:
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info", client_library))
     assert versions
     assert max((int(major), int(minor)) for major, minor in versions) <= (2, 28)
 
 
-def test_client_brings_nothing_into_the_application() -> None:
+def test_client_brings_nothing_into_the_application(client_library: Path) -> None:
     code = (
         "import ctypes, sys\n"
         "def loaded(): return {l.split()[-1] for l in open('/proc/self/maps') if '.so' in l}\n"
         "before = loaded()\n"
-        "cuda = ctypes.CDLL(sys.argv[1])\n"
-        "cuda.cuInit(0)\n"
+        "library = ctypes.CDLL(sys.argv[1])\n"
+        "getattr(library, sys.argv[2])(0)\n"
         "print(*sorted(loaded() - before), sep='\\n')\n"
     )
-    library = paths.client_directory() / "libcuda.so.1"
+    init = {"libcuda.so.1": "cuInit", "libnvidia-ml.so.1": "nvmlInit_v2"}[client_library.name]
     done = subprocess.run(
-        [sys.executable, "-c", code, str(library)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(client_library), init],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     brought = {Path(line).name for line in done.stdout.split()}
-    assert brought - SYSTEM_LIBRARIES == {"libcuda.so.1"}
+    assert brought - SYSTEM_LIBRARIES == {client_library.name}
 
 
 def test_program_without_a_lease_is_told_so() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,7 @@ def run(pool: Pool, *command: str, user: int = 0, **more: str) -> subprocess.Com
         text=True,
         env={**pool.environment, **more},
         timeout=300,
+        stdin=subprocess.DEVNULL,
         check=False,
     )
 
@@ -84,6 +86,24 @@ def test_a_program_finds_its_slice(own: Pool, compiler: Compiler, user: int) -> 
         },
     )
     assert outside.returncode != 0
+
+
+def test_nvml_shows_the_slice(own: Pool) -> None:
+    mounted = {mount["containerPath"] for mount in specs(own)["main"]["mounts"]}
+    assert "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" in mounted
+    program = Path(__file__).with_name("nvml_program.py")
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    done = run(own, *apart, sys.executable, str(program), "50")
+    assert done.returncode == 0, done.stderr + own.logs()
+    [device] = json.loads(done.stdout)["devices"]
+    assert device["total"] == 4096 << 20
+    assert device["processes"] == [[1, device["used"]]]
+    # On the host itself, there is nothing to be found.
+    library = Path(specs(own)["main"]["mounts"][0]["hostPath"]).parent
+    outside = own.direct(
+        [sys.executable, str(program)], environment={"LD_LIBRARY_PATH": str(library)}
+    )
+    assert "DriverNotLoaded" in outside.stderr
 
 
 def test_why_not_is_said_without_being_asked(own: Pool, compiler: Compiler) -> None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 FRAME_MAGIC = 0x46505047
 HELLO_MAGIC = 0x004C4F4F50555047
-MAJOR, MINOR = 0, 1
-HELLO, CHALLENGE, PROOF, WELCOME, REFUSED = 1, 2, 3, 4, 5
+MAJOR, MINOR = 0, 2
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, STATUS = 1, 2, 3, 4, 5, 6
 COMMANDS, REPLIES, EVENTS, CREDIT = 16, 17, 18, 19
-SESSION, DEVICE = 1, 2
+SESSION, DEVICE, ASK_STATUS = 1, 2, 3
 BAD_FRAME, VERSION, UNKNOWN_LEASE, PROOF_WRONG = 1, 2, 3, 4
 ASYNC_ERROR = 3
 UNLIMITED_CREDIT = (1 << 64) - 1
@@ -163,6 +163,7 @@ class Connection:
         self.session = bytes(16)
         self.device_count = 0
         self.initial_credit = 0
+        self.offer = b""  # what a data connection's welcome ends with
 
     def close(self) -> None:
         self.socket.close()
@@ -228,10 +229,12 @@ class Connection:
         arena: tuple[int, int] = (0, 0),
         lease: bytes | None = None,
         magic: int = HELLO_MAGIC,
+        accepts: int | None = None,
+        pid: int | None = None,
     ) -> bytes:
-        """The body of a kHello."""
+        """The body of a kHello; with `accepts` as from minor version 2 on."""
         self.nonce = os.urandom(32)
-        return _HELLO.pack(
+        body = _HELLO.pack(
             magic,
             major,
             minor,
@@ -241,10 +244,11 @@ class Connection:
             self.nonce,
             session,
             device,
-            os.getpid(),
+            os.getpid() if pid is None else pid,
             b"a test",
             *arena,
         )
+        return body if accepts is None else body + struct.pack("<II", accepts, 0)
 
     def open(self, *, key: bytes | None = None, **hello: object) -> Connection:
         """The whole handshake. Raises Refused or Closed."""
@@ -266,6 +270,7 @@ class Connection:
             self.lease.key, b"gpupool server 1" + self.nonce + server_nonce, hashlib.sha256
         )
         assert hmac.compare_digest(proof, expected), "the broker does not know the key"
+        self.offer = welcome.body[64:]
         return self
 
     def frame(self, kind: int, body: bytes, bulk: Iterable[bytes] = (), **fields: int) -> bytes:

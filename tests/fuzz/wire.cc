@@ -13,6 +13,7 @@
 #include "wire/frame_io.h"
 #include "wire/graph_nodes.h"
 #include "wire/handshake.h"
+#include "wire/status.h"
 
 namespace gpupool::wire {
 namespace {
@@ -105,6 +106,13 @@ void client(const uint8_t* data, size_t size) {
   const HandshakeResult result = client_handshake(broker, a_lease(), {}, 1000);
   check(!result.ok, "a broker without the key is believed");
   check(!result.message.empty(), "failed without a reason");
+  if (const auto status = parse_status(data, size)) {
+    check(status->processes.size() <= kMaxStatusProcesses, "too many processes");
+    for (const ProcessStatus& process : status->processes) {
+      check(process.device < status->slices.size(), "a process of no slice");
+      check(memchr(process.program, 0, sizeof process.program) != nullptr, "a name without an end");
+    }
+  }
 }
 
 void frames(const uint8_t* data, size_t size) {

@@ -74,6 +74,7 @@ RUNTIME_PROGRAMS = [
     Program("reduction", "cuda"),
     Program("block_scan", "cuda"),
     Program("histogram", "cuda"),
+    Program("int128", "cuda"),
     Program("bitonic_sort", "cuda"),
     Program("transpose", "cuda"),
     Program("nbody", "cuda"),
@@ -106,6 +107,12 @@ RUNTIME_PROGRAMS = [
     Program("virtual_shapes", "cuda", output=None, folder="newcomer"),
     Program("wrong_on_purpose", "cuda", output=None, faults=True, folder="newcomer"),
     Program("thrust_and_cub", "cuda", output=None, folder="newcomer", newest_only=True, slow=True),
+    Program("smith_waterman", "cuda", folder="newcomer"),
+    Program("philox_pi", "cuda", folder="newcomer"),
+    Program("pagerank_coop", "cuda", folder="newcomer", newest_only=True),
+    Program("lu_graph_update", "cuda", folder="newcomer"),
+    Program("bilateral_pitched", "cuda", folder="newcomer"),
+    Program("one_mistake_each", "cuda", faults=True, folder="newcomer"),
 ]
 
 DRIVER_PROGRAMS = [
@@ -123,6 +130,7 @@ DRIVER_PROGRAMS = [
     Program("loop", "driver", arguments=("5",), output="ready\nok\n"),
     Program("two_queues", "driver", folder="newcomer"),
     Program("threads_and_events", "driver", output=None, folder="newcomer"),
+    Program("two_threads_life", "driver", folder="newcomer"),
 ]
 
 PYTHON_PROGRAMS = [
@@ -135,11 +143,19 @@ PYTHON_PROGRAMS = [
     Program("numba_clusters", "python", needs=("numba", "numba_cuda"), folder="newcomer"),
     Program("cupy_module", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
     Program("cupy_by_hand", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
+    Program("cupy_k_means", "python", needs=("cupy",), environment=CUPY, folder="newcomer"),
     *(
         Program(
             name, "python", output=None, needs=("numba", "numba_cuda"), folder="newcomer", slow=True
         )
-        for name in ("numba_kmeans", "numba_ufuncs", "numba_pipeline")
+        for name in (
+            "numba_kmeans",
+            "numba_ufuncs",
+            "numba_pipeline",
+            "numba_suffix_array",
+            "numba_floyd_warshall",
+            "numba_hash_join",
+        )
     ),
     *(
         Program(
@@ -151,7 +167,7 @@ PYTHON_PROGRAMS = [
             folder="newcomer",
             slow=True,
         )
-        for name in ("cupy_graph", "cupy_image")
+        for name in ("cupy_graph", "cupy_image", "cupy_components")
     ),
 ]
 

@@ -56,6 +56,8 @@ WORKER_CALLS = [
     "cuMemGetAllocationGranularity",
     "cuMemHostAlloc",
     "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpy2DAsync_v2",

@@ -147,10 +147,13 @@ GPUPOOL_API cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void
   GPUPOOL_TRY(named_stream(handle, &stream));
   GPUPOOL_CAPTURE(refuse_capture(handle, &capture_result));
   Context* context = stream->context;
-  context->submit(stream, [=] {
-    const CUresult status = context->status();
-    call_host_function([=] { callback(handle, status, data); });
-  });
+  context->submit(
+      stream,
+      [=] {
+        const CUresult status = context->status();
+        call_host_function([=] { callback(handle, status, data); });
+      },
+      true);
   return CUDA_SUCCESS;
 }
 
@@ -160,10 +163,13 @@ GPUPOOL_API cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   GPUPOOL_TRY(named_stream(handle, &stream));
   GPUPOOL_CAPTURE(capture_host(handle, function, data, &capture_result));
   Context* context = stream->context;
-  context->submit(stream, [=] {
-    if (context->status() != CUDA_SUCCESS) return;  // not called after an error
-    call_host_function([=] { function(data); });
-  });
+  context->submit(
+      stream,
+      [=] {
+        if (context->status() != CUDA_SUCCESS) return;  // not called after an error
+        call_host_function([=] { function(data); });
+      },
+      true);
   return CUDA_SUCCESS;
 }
 

@@ -232,9 +232,10 @@ std::vector<Dependency> Context::order(const Stream& stream) {
   return list;
 }
 
-uint64_t Context::submit(const std::shared_ptr<Stream>& stream, Stream::Work work) {
+uint64_t Context::submit(const std::shared_ptr<Stream>& stream, Stream::Work work,
+                         bool calls_program) {
   std::lock_guard lock(order_mutex_);
-  return stream->submit(order(*stream), std::move(work));
+  return stream->submit(order(*stream), std::move(work), nullptr, calls_program);
 }
 
 void Context::submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,

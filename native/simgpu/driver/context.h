@@ -108,7 +108,8 @@ class Context {
   void retire(const std::shared_ptr<Stream>& stream);
 
   // Puts work into a stream, after what CUDA's rules for default streams put in front of it.
-  uint64_t submit(const std::shared_ptr<Stream>& stream, Stream::Work work);
+  uint64_t submit(const std::shared_ptr<Stream>& stream, Stream::Work work,
+                  bool calls_program = false);
   // The same for short work that nobody waits long for: done at once when nothing is in front.
   void submit_short(const std::shared_ptr<Stream>& stream, const Stream::Work& work,
                     const Stream::Point& point = nullptr);

@@ -205,13 +205,19 @@ class SimulatedExecutable final : public Executable {
     // One launch of an executable after the other, whatever their streams.
     auto previous = last_;
     last_ = std::make_shared<RecordPoint>();
-    stream->context->submit(stream, [run, previous, done = last_, steps = steps_] {
-      if (previous) previous->wait();
-      for (const Step& step : *steps) {
-        if (step) step(*run);
-      }
-      done->complete();
+    const bool calls_program = std::any_of(plan_.begin(), plan_.end(), [](const PlanNode& node) {
+      return std::holds_alternative<HostWork>(*node.work);
     });
+    stream->context->submit(
+        stream,
+        [run, previous, done = last_, steps = steps_] {
+          if (previous) previous->wait();
+          for (const Step& step : *steps) {
+            if (step) step(*run);
+          }
+          done->complete();
+        },
+        calls_program);
     return CUDA_SUCCESS;
   }
 

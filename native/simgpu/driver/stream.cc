@@ -41,9 +41,10 @@ void Stream::execute_one(std::unique_lock<std::mutex>& lock) {
   finish(item.point);
 }
 
-uint64_t Stream::submit(std::vector<Dependency> dependencies, Work work, Point point) {
+uint64_t Stream::submit(std::vector<Dependency> dependencies, Work work, Point point,
+                        bool calls_program) {
   std::unique_lock lock(mutex_);
-  queue_.push_back({std::move(dependencies), std::move(work), std::move(point)});
+  queue_.push_back({std::move(dependencies), std::move(work), std::move(point), calls_program});
   uint64_t number = submitted_.fetch_add(1, std::memory_order_release) + 1;
   if (!thread_) {
     // Signals are the application's: its handlers must not run on our threads.
@@ -77,9 +78,11 @@ void Stream::wait(uint64_t number) {
   if (finished(number)) return;
   std::unique_lock lock(mutex_);
   while (!finished(number)) {
-    if (!executing_ && !queue_.empty()) {
+    const bool free = !executing_ && !queue_.empty();
+    if (free && !queue_.front().calls_program) {
       execute_one(lock);  // the waiting thread does the work itself
     } else {
+      if (free) has_work_.notify_one();
       progress_.wait(lock);
     }
   }

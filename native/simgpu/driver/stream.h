@@ -51,7 +51,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool is_blocking() const { return !(flags & 1); }  // CU_STREAM_NON_BLOCKING
 
   // `point`, if there is one, is complete when the work is done, and so is the stream up to it.
-  uint64_t submit(std::vector<Dependency> dependencies, Work work, Point point = nullptr);
+  // Functions of the program's run on the stream's thread only (`calls_program`).
+  uint64_t submit(std::vector<Dependency> dependencies, Work work, Point point = nullptr,
+                  bool calls_program = false);
   // Runs the work on the calling thread if nothing is in front of it; false: it was not run.
   // `unlock` is called once the work's place in the order is taken, before it runs.
   bool run_now(const std::function<void()>& unlock, const Work& work, const Point& point = nullptr);
@@ -71,6 +73,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     std::vector<Dependency> dependencies;
     Work work;
     Point point;
+    bool calls_program = false;
   };
   void serve();
   void finish(const Point& point);

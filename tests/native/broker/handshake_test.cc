@@ -40,7 +40,7 @@ class Loopback : public HandshakeStream {
       if (server.state() == ServerHandshake::State::kProven) {
         std::vector<DeviceSnapshot> devices(2);
         devices[1].memory_bytes = 4096;
-        server.welcome(kSession, 77, 1000, devices);
+        server.welcome(kSession, 77, 1000, devices, offer);
       }
     }
     return true;
@@ -59,6 +59,7 @@ class Loopback : public HandshakeStream {
 
   ServerHandshake server;
   size_t piece = 1 << 20;
+  CarrierOffer offer{};
   std::function<void(std::string&)> change_sent, change_received;
 
  private:
@@ -80,6 +81,42 @@ TEST(Handshake, OpensASession) {
     EXPECT_TRUE(stream.server.output().empty());
     EXPECT_EQ(stream.server.hello().pid, static_cast<uint32_t>(getpid()));
   }
+}
+
+TEST(Handshake, OffersOnlyWhatTheClientAccepts) {
+  for (const bool accepts : {false, true}) {
+    Loopback stream(a_lease());
+    stream.offer = {static_cast<uint32_t>(OfferKind::kRing), 1, 4096, 65536};
+    HelloRequest request;
+    request.accepts = accepts ? uint32_t{kAcceptsRing} : 0;
+    const HandshakeResult result = client_handshake(stream, a_lease(), request);
+    ASSERT_TRUE(result.ok) << result.message;
+    EXPECT_EQ(stream.server.accepts(kAcceptsRing), accepts);
+    EXPECT_EQ(result.offer.kind, accepts ? 1u : 0u);
+    EXPECT_EQ(result.offer.bulk_bytes, accepts ? 65536u : 0u);
+    EXPECT_EQ(result.devices[1].memory_bytes, 4096u);
+    EXPECT_TRUE(stream.server.output().empty());
+  }
+}
+
+// Its Hello is shorter, and nothing follows its welcome.
+TEST(Handshake, ServesTheFirstVersionAsBefore) {
+  Loopback stream(a_lease());
+  stream.offer = {static_cast<uint32_t>(OfferKind::kRing), 1, 4096, 65536};
+  size_t hello = 0;
+  stream.change_sent = [&](std::string& sent) {
+    if (hello == 0) hello = sent.size();
+  };
+  HelloRequest request;
+  request.minor = request.minor_min = 1;
+  request.accepts = kAcceptsRing;
+  const HandshakeResult result = client_handshake(stream, a_lease(), request);
+  ASSERT_TRUE(result.ok) << result.message;
+  EXPECT_EQ(hello, sizeof(FrameHeader) + 168);
+  EXPECT_EQ(result.minor, 1);
+  EXPECT_FALSE(stream.server.accepts(kAcceptsRing));
+  EXPECT_EQ(result.offer.kind, 0u);
+  EXPECT_TRUE(stream.server.output().empty());
 }
 
 TEST(Handshake, RefusesAWrongKey) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "carriers/carrier.h"
+#include "carriers/ring.h"
 #include "wire/codec.h"
 #include "wire/frame_io.h"
 #include "wire/messages.h"
@@ -87,7 +89,12 @@ class Served {
   explicit Served(uint64_t arena_base = kArenaBase, worker::DeviceUsage* usage = nullptr) {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    carrier = carriers::make_socket_carrier(ends[0]);
+    if (getenv("GPUPOOL_TEST_RINGS") != nullptr) {
+      std::string why;
+      ring = carriers::make_ring_memfd({}, kEpoch, &why);
+      EXPECT_GE(ring, 0) << why;
+    }
+    carrier = carrier_of(ends[0], carriers::RingSide::kClient);
     writer = std::make_unique<wire::FrameWriter>(*carrier, kEpoch);
     reader = std::make_unique<wire::FrameReader>(*carrier, kEpoch);
     worker::Assignment assignment;
@@ -97,15 +104,27 @@ class Served {
     assignment.arena_base = arena_base;
     assignment.arena_bytes = kArenaBytes;
     assignment.usage = usage;
-    session = std::make_unique<worker::Session>(carriers::make_socket_carrier(ends[1]), assignment,
-                                                quiet_driver(), account);
+    session = std::make_unique<worker::Session>(carrier_of(ends[1], carriers::RingSide::kWorker),
+                                                assignment, quiet_driver(), account);
     thread = std::thread([this] {
       outcome = session->run();
       session.reset();  // closes the connection, gives everything back
       ended = true;
     });
   }
-  ~Served() { end(); }
+  ~Served() {
+    end();
+    if (ring >= 0) close(ring);
+  }
+
+  // All these tests also run over a ring (GPUPOOL_TEST_RINGS, see CMakeLists.txt).
+  std::unique_ptr<carriers::Carrier> carrier_of(int end, carriers::RingSide side) {
+    if (ring < 0) return carriers::make_socket_carrier(end);
+    std::string why;
+    return carriers::make_ring_carrier(carriers::map_ring(ring, {}, &why), {}, side, kEpoch,
+                                       carriers::make_socket_bell(end));
+  }
+  int ring = -1;
 
   worker::SessionOutcome end() {
     if (thread.joinable()) {

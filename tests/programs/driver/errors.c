@@ -124,6 +124,23 @@ static void launches(const Session* session) {
   CHECK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0));
 #define LAUNCH(f, gx, gy, gz, bx, by, bz, shared) \
   cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, NULL, p, NULL)
+  CUlaunchAttribute attribute = {0};
+  CUlaunchConfig config = {0};
+  int clusters = 0;
+  config.gridDimX = 2, config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = 16, config.blockDimY = config.blockDimZ = 1;
+  config.attrs = &attribute, config.numAttrs = 1;
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1;
+  CHECK(cuDeviceGetAttribute(&clusters, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0));
+  attribute.value.clusterDim.x = 2;
+  row("clusters where a card has some, or has none", cuLaunchKernelEx(&config, fill, p, NULL),
+      clusters ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+  attribute.value.clusterDim.x = 1;
+  row("clusters of one block", cuLaunchKernelEx(&config, fill, p, NULL), CUDA_SUCCESS);
+  attribute.id = (CUlaunchAttributeID)77;
+  row("an attribute that there is not", cuLaunchKernelEx(&config, fill, p, NULL),
+      CUDA_ERROR_INVALID_VALUE);
   row("grid of 0 blocks", LAUNCH(fill, 0, 1, 1, 32, 1, 1, 0), CUDA_ERROR_INVALID_VALUE);
   row("block of 0 threads", LAUNCH(fill, 1, 1, 1, 0, 1, 1, 0), CUDA_ERROR_INVALID_VALUE);
   row("block with too many threads", LAUNCH(fill, 1, 1, 1, (unsigned)threads + 1, 1, 1, 0),

@@ -208,6 +208,20 @@ def carries() -> list[Case]:
         # The carry itself: what the chain leaves for a following addc of zeros.
         body = f"add.cc.{t} {{d0}}, {{a0}}, {{a1}};\naddc.{t} {{d1}}, 0, 0;"
         cases.append(Case(f"addc.{t}", (t, t), (t, t), lambda a, b, s=split: s(a + b, 2), body))
+        # Cards keep the adder's carry, which compilers use where chains of both kinds meet: after a
+        # subtraction 1 says that there was no borrow.
+        body = f"sub.cc.{t} {{d0}}, {{a0}}, {{a1}};\naddc.{t} {{d1}}, 0, 0;"
+
+        def no_borrow(a: int, b: int, ones: int = ones) -> tuple[int, ...]:
+            return a - b & ones, int(a >= b)
+
+        cases.append(Case(f"sub.cc.{t}", (t, t), (t, t), no_borrow, body))
+        body = f"add.cc.{t} {{d0}}, {{a0}}, {{a1}};\nsubc.{t} {{d1}}, 0, 0;"
+
+        def no_carry(a: int, b: int, ones: int = ones) -> tuple[int, ...]:
+            return a + b & ones, 0 if a + b > ones else ones
+
+        cases.append(Case(f"subc.{t}", (t, t), (t, t), no_carry, body))
 
         def mad_chain(
             a: int, b: int, c: int, d: int, t: str = t, split=split, joined=joined

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from gpupoold.conf import load, set_up_logging, unknown_options
@@ -148,3 +151,18 @@ def test_logging_that_cannot_be_set_up(root, lines, names):
     conf, _ = load(["--config-file", str(path)], defaults=False)
     with pytest.raises(ConfigurationError, match=names):
         set_up_logging(conf)
+
+
+def test_a_debug_log_is_of_gpupoold_and_not_of_grpc(root):
+    path = root / "g.conf"
+    path.write_text("[DEFAULT]\ndebug = true\n")
+    # A process of its own: oslo.log's defaults are the process's, and other tests set them.
+    program = (
+        "import sys, logging; from gpupoold.conf import load, set_up_logging\n"
+        "set_up_logging(load(['--config-file', sys.argv[1]], defaults=False)[0])\n"
+        "print(*(logging.getLogger(n).getEffectiveLevel() for n in ('grpc.x', 'gpupoold.x')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["30", "10"]

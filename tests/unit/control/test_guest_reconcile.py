@@ -431,6 +431,34 @@ def test_attach_rolls_back_where_a_device_cannot_be_attached(world):
     world.check()
 
 
+@pytest.mark.parametrize("refused", ["region", "channel"])
+def test_a_device_that_is_refused_holds_up_nothing_else(world, refused):
+    world.domains[A].request = SIZED
+    world.hypervisor.refuses_attach = refused
+    world.create(A)
+    world.look_at_all()
+    (view,) = world.guests.list(ROOT)
+    assert view.devices == (("channel",) if refused == "region" else ("region",))
+    assert view.problem == "No more available PCI slots"
+    assert world.domains[A].xml.grant == view.guest.id
+    world.hypervisor.refuses_attach = ""
+    world.look_at_all()
+    world.check()
+    (view,) = world.guests.list(ROOT)
+    assert view.devices == ("channel", "region") and view.problem == ""
+
+
+def test_the_region_takes_a_free_port_and_a_missing_controller_is_said(world):
+    world.domains[A].request = SIZED
+    world.create(A)
+    world.domains[A].xml = replace(world.domains[A].xml, free_ports=(3, 7), has_serial=False)
+    world.look_at_all()
+    assert "bus='7'" in world.domains[A].xml.region.xml
+    (view,) = world.guests.list(ROOT)
+    assert view.devices == ("region",)
+    assert "no virtio-serial controller" in view.problem
+
+
 def test_only_root_attaches(world):
     with pytest.raises(NotPermitted):
         world.guests.attach(ALICE, A, "mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,38 @@ def test_our_devices_are_known_by_their_alias():
     assert foreign.channel.held == foreign.region.held == Held.FOREIGN
     other = request.region_xml(UUID.replace("1", "2"), 16)
     assert request.read_domain(domain(devices=other)).region.held == Held.NONE
+
+
+def test_the_places_for_devices_that_come_later():
+    def controller(index: int, model: str, at: str, more: str = "") -> str:
+        return (
+            f"<controller type='pci' index='{index}' model='{model}'>{more}"
+            f"<address type='pci' domain='0x0000' bus='{at}' slot='0x01' function='0x0'/>"
+            "</controller>"
+        )
+
+    # As libvirt writes it: 10 and 0x0a are the same bus.
+    q35 = (
+        "<controller type='pci' index='0' model='pcie-root'/>"
+        + controller(1, "pcie-root-port", "0x00")
+        + controller(2, "pcie-root-port", "0x00", "<target chassis='2' port='0x9'/>")
+        + controller(10, "pcie-root-port", "0x00")
+        + controller(11, "pcie-root-port", "0x00", "<target hotplug='off'/>")
+        + controller(12, "pcie-root-port", "0x00")
+        + controller(13, "pcie-to-pci-bridge", "0x01")
+        + "<interface><address type='pci' domain='0x0000' bus='0x0a' slot='0x00' function='0x0'/>"
+        "</interface><controller type='virtio-serial' index='0'/>"
+    )
+    found = request.read_domain(domain(devices=q35))
+    assert found.free_ports == (2, 12) and found.has_serial
+    pc = "<controller type='pci' index='0' model='pci-root'/>"
+    found = request.read_domain(domain(devices=pc))
+    assert found.free_ports == () and not found.has_serial
+    plain = ET.fromstring(request.region_xml(UUID, 16))
+    assert plain.find("address") is None
+    placed = ET.fromstring(request.region_xml(UUID, 16, 12)).find("address")
+    assert placed is not None
+    assert {"type": "pci", "bus": "12", "slot": "0"}.items() <= placed.attrib.items()
 
 
 def test_novas_metadata():

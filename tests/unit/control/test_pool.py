@@ -254,6 +254,11 @@ def test_packets_hold_every_lease_once_and_stay_below_the_limit():
     assert pushes[0].settings.worker_user == "nobody" and pushes[0].gpus[0].uuid == "GPU-1"
 
 
+def test_the_broker_learns_the_drivers_version(host):
+    push = host.broker.wait_push(lambda push: True)
+    assert push.settings.driver_version == host.driver.version
+
+
 def test_delete_with_sessions_needs_force(host):
     view = host.pool.create_slice(ALICE, want("a"))
     host.broker.state.sessions.append(session_of(host, view))

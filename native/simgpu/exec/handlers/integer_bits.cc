@@ -30,7 +30,9 @@ Handler division(Op op) {
   return binary_slow<T, T, T, Rem<T>>;
 }
 
-// The carry lives in a row of 0 / 1 words (e).
+// The carry lives in a row of 0 / 1 words (e). As on cards it is the adder's after subtractions,
+// too: 1 says that there was no borrow, and compiled divisions of 128 bits rely on it. (The PTX ISA
+// speaks of a borrow, which only shows where chains of both kinds meet.)
 template <class T, Op kOp, Mod kMode, bool kIn, bool kOut>
 Ins carry_op(Warp& w, Ins i) {
   using Big = std::conditional_t<sizeof(T) == 8, unsigned __int128, uint64_t>;
@@ -41,11 +43,11 @@ Ins carry_op(Warp& w, Ins i) {
   uint32_t* flag = row<uint32_t>(w, i->e);
   for (uint32_t m = w.mask; m; m &= m - 1) {
     const int l = __builtin_ctz(m);
-    const Big in = kIn ? flag[l] & 1 : 0;
+    const Big in = kIn ? flag[l] & 1 : kOp == Op::kSub;
     if constexpr (kOp == Op::kSub) {
-      const Big r = Big(a[l]) - Big(b[l]) - in;
+      const Big r = Big(a[l]) + Big(T(~b[l])) + in;
       d[l] = T(r);
-      if (kOut) flag[l] = uint32_t(r >> (8 * sizeof(T))) & 1;  // the borrow
+      if (kOut) flag[l] = uint32_t(r >> (8 * sizeof(T))) & 1;
     } else if constexpr (kOp == Op::kAdd) {
       const Big r = Big(a[l]) + Big(b[l]) + in;
       d[l] = T(r);

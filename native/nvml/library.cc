@@ -1,10 +1,9 @@
 // Initialisation, the system's versions, error texts, and how a device is found.
+#include "nvml/library.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
-
-#include "simgpu/nvml/nvml.h"
 
 namespace gpupool::nvml {
 
@@ -30,35 +29,48 @@ nvmlReturn_t give(const std::string& text, char* out, unsigned length) {
   return kSuccess;
 }
 
+nvmlReturn_t set(Handle device, unsigned* out, unsigned value) {
+  GPUPOOL_NVML_TRY(check(device));
+  if (!out) return kInvalidArgument;
+  *out = value;
+  return kSuccess;
+}
+
+nvmlReturn_t set(Handle device, int* out, int value) {
+  GPUPOOL_NVML_TRY(check(device));
+  if (!out) return kInvalidArgument;
+  *out = value;
+  return kSuccess;
+}
+
+nvmlReturn_t set_known(Handle device, unsigned* out, unsigned value) {
+  GPUPOOL_NVML_TRY(check(device));
+  return value == 0 ? nvmlReturn_t(kNotSupported) : set(device, out, value);
+}
+
+nvmlReturn_t refuse(Handle device) {
+  GPUPOOL_NVML_TRY(check(device));
+  return kNotSupported;
+}
+
+std::optional<std::string> command_of(unsigned pid) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+  FILE* file = fopen(path, "rbe");
+  if (!file) return std::nullopt;
+  char name[4096];
+  const size_t n = fread(name, 1, sizeof name - 1, file);
+  fclose(file);
+  name[n] = 0;  // the first argument ends at its own NUL
+  return std::string(name);
+}
+
 namespace {
 
 nvmlReturn_t initialise() {
   Library& lib = library();
   std::lock_guard lock(lib.mutex);
-  if (!lib.loaded) {
-    auto result =
-        simgpu::load_machine(simgpu::library_directory(reinterpret_cast<void*>(&initialise)));
-    std::string error = result.error;
-    std::vector<std::unique_ptr<Device>> devices;
-    if (result.machine) {
-      for (const auto& gpu : result.machine->gpus) {
-        auto device = std::make_unique<Device>();
-        device->index = unsigned(devices.size());
-        device->gpu = gpu;
-        device->card = simgpu::CardState::open(simgpu::state_directory(), gpu.uuid_text(),
-                                               gpu.memory_bytes, &error);
-        if (!device->card) break;
-        devices.push_back(std::move(device));
-      }
-    }
-    if (!error.empty()) {
-      fprintf(stderr, "gpupool simulated GPU: %s\n", error.c_str());
-      return kDriverNotLoaded;
-    }
-    lib.machine = std::move(*result.machine);
-    lib.devices = std::move(devices);
-    lib.loaded = true;
-  }
+  if (lib.references == 0) GPUPOOL_NVML_TRY(start(lib));
   ++lib.references;
   return kSuccess;
 }
@@ -149,20 +161,22 @@ GPUPOOL_NVML const char* nvmlErrorString(nvmlReturn_t code) {
 
 GPUPOOL_NVML nvmlReturn_t nvmlSystemGetDriverVersion(char* out, unsigned length) {
   GPUPOOL_NVML_TRY(ready());
-  return give(library().machine.driver_version, out, length);
+  if (library().driver_version.empty()) return kNotSupported;
+  return give(library().driver_version, out, length);
 }
 
+// As NVIDIA's: CUDA's major version, then the driver's.
 GPUPOOL_NVML nvmlReturn_t nvmlSystemGetNVMLVersion(char* out, unsigned length) {
   GPUPOOL_NVML_TRY(ready());
-  return give(std::to_string(library().machine.cuda_version / 1000) + "." +
-                  library().machine.driver_version,
-              out, length);
+  if (library().driver_version.empty()) return kNotSupported;
+  return give(std::to_string(library().cuda_version / 1000) + "." + library().driver_version, out,
+              length);
 }
 
 GPUPOOL_NVML nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) {
   GPUPOOL_NVML_TRY(ready());
   if (!version) return kInvalidArgument;
-  *version = library().machine.cuda_version;
+  *version = library().cuda_version;
   return kSuccess;
 }
 GPUPOOL_NVML nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version) {
@@ -172,15 +186,9 @@ GPUPOOL_NVML nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version) {
 GPUPOOL_NVML nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char* out, unsigned length) {
   GPUPOOL_NVML_TRY(ready());
   if (!out || !length) return kInvalidArgument;
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
-  FILE* file = fopen(path, "rbe");
-  if (!file) return kNotFound;
-  char name[4096];
-  size_t n = fread(name, 1, sizeof name - 1, file);
-  fclose(file);
-  name[n] = 0;  // the first argument ends at its own NUL
-  snprintf(out, length, "%s", name);
+  const auto name = process_name(pid);
+  if (!name) return kNotFound;
+  snprintf(out, length, "%s", name->c_str());
   return kSuccess;
 }
 
@@ -211,12 +219,7 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, Handle* out
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, Handle* out) {
   if (!uuid) return kInvalidArgument;
-  return find(out, [&](const Device& d) { return !strcasecmp(d.gpu.uuid_text().c_str(), uuid); });
-}
-
-GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleBySerial(const char* serial, Handle* out) {
-  if (!serial) return kInvalidArgument;
-  return find(out, [&](const Device& d) { return d.gpu.serial == serial; });
+  return find(out, [&](const Device& d) { return !strcasecmp(d.uuid.c_str(), uuid); });
 }
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* id, Handle* out) {
@@ -227,8 +230,7 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* id, Handl
     if (sscanf(id, "%x:%x.%x", &bus, &device, &function) < 2) return kInvalidArgument;
   }
   return find(out, [&](const Device& d) {
-    return d.gpu.pci_domain == domain && d.gpu.pci_bus == bus && d.gpu.pci_device == device &&
-           !function;
+    return d.pci_domain == domain && d.pci_bus == bus && d.pci_device == device && !function;
   });
 }
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char* id, Handle* out) {

@@ -1,0 +1,52 @@
+// A ring in shared memory as a carrier (doc/rings.md). It needs the region, wherever that lies, and
+// a bell.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "carriers/bell.h"
+#include "carriers/carrier.h"
+#include "carriers/ring_layout.h"
+#include "carriers/spin_gate.h"
+
+namespace gpupool::carriers {
+
+enum class RingSide { kClient, kWorker };
+
+// A mapped region; what it is a mapping of does not matter.
+class RingRegion {
+ public:
+  virtual ~RingRegion() = default;
+  virtual uint8_t* base() = 0;
+};
+
+// Fills in the control page of a region that is all zero. By the host, before anybody uses it.
+void prepare_ring(void* region, const RingLayout& layout, uint32_t epoch);
+
+// `gate`: the worker's side, null: it never spins; stays the caller's.
+std::unique_ptr<Carrier> make_ring_carrier(std::unique_ptr<RingRegion> region,
+                                           const RingLayout& layout, RingSide side, uint32_t epoch,
+                                           std::unique_ptr<Bell> bell, SpinGate* gate = nullptr);
+
+// ---- Local sessions: the region is a memfd, the bell a connected socket ----------------------
+
+// Maps a region; null: `why`. The memory is not inherited by children. The descriptor stays the
+// caller's. Refuses what the other side could make smaller.
+std::unique_ptr<RingRegion> map_ring(int memfd, const RingLayout& layout, std::string* why);
+
+// A sealed memfd with a region that is ready for use; -1: `why`.
+int make_ring_memfd(const RingLayout& layout, uint32_t epoch, std::string* why);
+
+// Client: looks at what the host has offered, and tells it over the connection (a socket carrier)
+// whether it takes it. A ring, or what was given. Takes the descriptor.
+std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int memfd, uint32_t version,
+                                     const RingLayout& layout, uint32_t epoch);
+
+// Worker: waits for the client's choice. Null: none came within `timeout_us`. Takes both
+// descriptors.
+std::unique_ptr<Carrier> await_choice(int connection, int memfd, const RingLayout& layout,
+                                      uint32_t epoch, SpinGate* gate, int64_t timeout_us);
+
+}  // namespace gpupool::carriers
