@@ -103,6 +103,15 @@ def test_the_helper_is_killed(host: Host, compiler: Compiler) -> None:
             check(machine, "vector_add", compiler)
 
 
+def test_no_ring_is_offered_through_a_port(host: Host, compiler: Compiler) -> None:
+    """Nothing of the host's memory can be handed to a guest that way."""
+    host.broker.settings.rings = True
+    machine = host.machine("vm")
+    with looping(machine, compiler):
+        assert [s.carrier for s in host.sessions()] == ["virtio-serial"]
+    check(machine, "vector_add", compiler)
+
+
 def test_a_worker_is_killed(host: Host, compiler: Compiler) -> None:
     machine = host.machine("vm")
     with looping(machine, compiler) as one, looping(machine, compiler) as other:
