@@ -87,7 +87,11 @@ def devices(host: Host) -> Devices:
     """What a runtime would find; of all files that end in .json."""
     found: Devices = {}
     for file in cdi_dir(host).glob("*.json"):
-        for name, edits in check_spec(file.read_text()).items():
+        try:
+            text = file.read_text()
+        except FileNotFoundError:  # it went this moment
+            continue
+        for name, edits in check_spec(text).items():
             assert name not in found, "a conflict makes both unusable"
             found[name] = edits
     return found
