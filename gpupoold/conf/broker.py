@@ -73,6 +73,12 @@ OPTIONS = [
         help="Offer programs of this host a ring in shared memory in place of the unix socket: "
         "shorter calls and faster copies, for 8.5 MiB of memory per program and device.",
     ),
+    cfg.BoolOpt(
+        "regions",
+        default=False,
+        help="Offer programs in virtual machines a ring in the region that the machine shares with "
+        "the host, in place of its port, as long as there is room in it.",
+    ),
     cfg.IntOpt(
         "ring_spinners",
         min=0,

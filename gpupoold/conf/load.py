@@ -53,6 +53,7 @@ class Settings:
     kill_grace_ms: int
     worker_host_memory: int
     rings: bool
+    regions: bool
     ring_spinners: int
     cgroup_parent: str
     disable_seccomp: bool
@@ -341,6 +342,7 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         kill_grace_ms=conf.broker.kill_grace_ms,
         worker_host_memory=conf.broker.worker_host_memory,
         rings=conf.broker.rings,
+        regions=conf.broker.regions,
         ring_spinners=_spinners(conf.broker.ring_spinners),
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,

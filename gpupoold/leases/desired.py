@@ -48,6 +48,7 @@ def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
         kill_grace_ms=settings.kill_grace_ms,
         worker_host_memory_mib=settings.worker_host_memory,
         rings=settings.rings,
+        regions=settings.regions,
         ring_spinners=settings.ring_spinners,
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
@@ -94,6 +95,10 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
             message.port = guests[lease.id].port_path
+            if desired.settings.regions and guests[lease.id].region_path:
+                message.region.path = guests[lease.id].region_path
+                message.region.inode = guests[lease.id].region_inode
+                message.region.bytes = desired.settings.libvirt_region_mib << 20
         if lease.kind == LeaseKind.RUN:
             run = runs.get(lease.id)
             if run is None:  # its end was seen: the lease is about to go

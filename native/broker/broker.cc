@@ -50,7 +50,8 @@ Broker::Broker(const BrokerOptions& options)
                {[this](const Worker& worker, const WorkerExit& exit) {
                   sessions_.on_worker_end(worker, exit);
                 },
-                [this](const Worker& worker) { sessions_.on_worker_usage(worker); }}),
+                [this](const Worker& worker) { sessions_.on_worker_usage(worker); },
+                [this](const Worker& worker) { sessions_.on_ring_declined(worker); }}),
       devices_(
           loop_, workers_,
           [this](const std::string& gpu, const Device& device) { report_device(gpu, device); }),
@@ -221,7 +222,7 @@ void Broker::apply(uint64_t request, const Push& push) {
     if (device.status == Device::Status::kReady) usable.push_back(gpu);
   }
   workers_.keep_warm(std::move(usable));
-  ports_.apply();
+  ports_.apply(settings.regions());
   listen_tcp(settings.tcp_listen(), applied);
 
   if (request == 0) return;

@@ -224,9 +224,9 @@ bool Door::flush(const Guest& guest, int fd_to_pass) {
 
 Fd Door::welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
                  const std::vector<wire::DeviceSnapshot>& devices, const wire::CarrierOffer& offer,
-                 int offered_fd) {
+                 const wire::RegionOffer& region, int offered_fd) {
   if (guest->gone()) return {};
-  guest->handshake_.welcome(session, epoch, credit, devices, offer);
+  guest->handshake_.welcome(session, epoch, credit, devices, offer, region);
   if (!flush(guest, offered_fd)) {
     drop(guest);
     return {};

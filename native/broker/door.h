@@ -14,6 +14,8 @@
 
 namespace gpupool::broker {
 
+class Region;
+
 constexpr uint32_t kUnknownUid = 0xffffffff;
 
 struct Peer {
@@ -26,6 +28,7 @@ struct Peer {
 struct Entrance {
   wire::Uuid lease{};
   std::function<bool(const Peer&, std::string* why)> admits;  // none: everybody
+  std::shared_ptr<Region> region;                             // that who comes can see, too
 };
 
 class Door;
@@ -39,10 +42,12 @@ class Connection {
       : fd_(std::move(fd)),
         peer_(std::move(peer)),
         handshake_(entrance.lease),
-        stands_for_(entrance.lease) {}
+        stands_for_(entrance.lease),
+        region_(entrance.region) {}
 
   const wire::ServerHandshake& handshake() const { return handshake_; }
   const Peer& peer() const { return peer_; }
+  const std::shared_ptr<Region>& region() const { return region_; }
   bool gone() const { return !fd_; }  // it was closed, by either side
 
  private:
@@ -51,6 +56,7 @@ class Connection {
   Peer peer_;
   wire::ServerHandshake handshake_;
   std::optional<wire::Uuid> stands_for_;  // the lease that it needs no key for
+  std::shared_ptr<Region> region_;
   EventLoop::TimerId timer_ = 0;
   size_t discarded_ = 0;
 };
@@ -78,7 +84,7 @@ class Door {
   // behind the proof. None: the client has gone.
   Fd welcome(const Guest& guest, const wire::Uuid& session, uint32_t epoch, uint64_t credit,
              const std::vector<wire::DeviceSnapshot>& devices, const wire::CarrierOffer& offer = {},
-             int offered_fd = -1);
+             const wire::RegionOffer& region = {}, int offered_fd = -1);
   // Sends kWelcome and one frame more, and closes the connection.
   void answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
               const std::string& frame);

@@ -20,7 +20,8 @@ namespace {
 constexpr size_t kMaxLeases = 100000;
 constexpr int kMaxSlicesPerLease = 64;
 constexpr uint32_t kNobody = 0xffffffff;  // means "as it is" to chown
-constexpr size_t kMaxUnixPath = 107;      // sun_path without its NUL
+constexpr uint64_t kMaxRegionBytes = 1ull << 40;
+constexpr size_t kMaxUnixPath = 107;  // sun_path without its NUL
 
 bool take(const std::string& bytes, uint8_t* out, size_t size) {
   if (bytes.size() != size) return false;
@@ -78,6 +79,11 @@ bool check_slice(const Slice& slice, const std::set<std::string>& gpus, SliceSpe
   return true;
 }
 
+bool is_region(const RegionSpec& region) {
+  return region.path.starts_with('/') && region.path.size() < 4096 && region.inode != 0 &&
+         region.bytes % 4096 == 0 && region.bytes > 0 && region.bytes <= kMaxRegionBytes;
+}
+
 }  // namespace
 
 std::optional<DesiredState> check_push(const Push& push, std::string* why) {
@@ -128,6 +134,10 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
       if (!ports.insert(lease.port).second) {
         return *why = "port " + lease.port + " is there twice", std::nullopt;
       }
+    }
+    if (pushed.has_region()) {
+      lease.region = {pushed.region().path(), pushed.region().inode(), pushed.region().bytes()};
+      if (!is_region(lease.region)) return *why = name + ": its region is impossible", std::nullopt;
     }
     if (pushed.has_process()) {
       if (pushed.process().pid() == 0) return *why = name + ": process 0", std::nullopt;
@@ -249,6 +259,7 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
     kept.socket = lease->socket;
     kept.owner = lease->owner;
     kept.port = lease->port;
+    kept.region = lease->region;
     kept.slices = std::move(lease->slices);
     if (kept.process_pid != lease->process_pid || kept.process_start != lease->process_start) {
       if (kept.pidfd) loop_.forget(kept.pidfd.get());

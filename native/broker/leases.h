@@ -31,6 +31,12 @@ struct SliceSpec {
   std::shared_ptr<SliceAccount> account;
 };
 
+struct RegionSpec {
+  std::string path;  // empty: none
+  uint64_t inode = 0, bytes = 0;
+  bool operator==(const RegionSpec&) const = default;
+};
+
 struct LeaseEntry {
   wire::Uuid id{};
   wire::LeaseKey key{};
@@ -42,6 +48,7 @@ struct LeaseEntry {
   std::string socket;  // name of its own socket; empty: none
   uint32_t owner = 0;  // whose socket that is
   std::string port;    // path of a virtual machine's port; empty: none
+  RegionSpec region;   // that it shares with the host
   Fd pidfd;
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "broker/log.h"
+#include "broker/regions.h"
 #include "carriers/mux.h"
 
 namespace gpupool::broker {
@@ -37,6 +38,18 @@ class PortTable::Port final : public carriers::MuxOwner {
   void tell(std::string info) {
     info_ = std::move(info);
     if (mux_) mux_->set_info(info_);
+  }
+
+  // Sessions keep what they have of another one.
+  void use_region(const RegionSpec& spec) {
+    auto& region = entrance_.region;
+    if (region != nullptr && region->spec() == spec) return;
+    region.reset();
+    if (spec.path.empty()) return;
+    std::string why;
+    region = Region::open(spec, &why);
+    if (region != nullptr) return;
+    log_limited(name() + ": the region " + spec.path + " is not used: " + why);
   }
 
   // The lease is no more: what it still has to say to its programs is sent, then `over` is called.
@@ -145,7 +158,7 @@ PortTable::PortTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTabl
 
 PortTable::~PortTable() = default;
 
-void PortTable::apply() {
+void PortTable::apply(bool regions) {
   std::map<std::string, wire::Uuid> wanted;
   for (const auto& [id, lease] : leases_.leases()) {
     if (!lease.port.empty()) wanted[lease.port] = id;
@@ -163,6 +176,7 @@ void PortTable::apply() {
   }
   for (const auto& [path, id] : wanted) {
     if (!ports_.contains(id)) ports_[id] = std::make_unique<Port>(*this, id, path);
+    ports_[id]->use_region(regions ? leases_.find(id)->region : RegionSpec{});
   }
   tell();
 }

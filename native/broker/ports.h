@@ -19,8 +19,10 @@ class PortTable {
   PortTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTable& devices);
   ~PortTable();
 
-  void apply();  // connects and lets go of ports as the leases say
-  void tell();   // tells the guests what has changed of their slices
+  // Connects and lets go of ports as the leases say. `regions`: what comes through them may use
+  // the machine's region.
+  void apply(bool regions);
+  void tell();  // tells the guests what has changed of their slices
 
  private:
   class Port;

@@ -1,4 +1,6 @@
-// The rings that local sessions are offered (doc/rings.md), and the limit on spinning of this host.
+// The rings that sessions are offered (doc/rings.md), and the limit on spinning of this host. Those
+// of local sessions lie in a memfd each, those of virtual machines in their region
+// (broker/regions.h).
 #pragma once
 
 #include <cstdint>
@@ -6,32 +8,36 @@
 #include <string>
 
 #include "broker/fd.h"
-#include "carriers/ring_layout.h"
+#include "carriers/ring.h"
 #include "wire/control.h"
 
 namespace gpupool::broker {
 
-// One session's. The broker keeps the control page to have the last word in it.
+// One session's, with which the broker has the last word in its control page.
 class Ring {
  public:
-  // Null: `why`.
-  static std::unique_ptr<Ring> make(uint32_t epoch, std::string* why);
-  ~Ring();
-  Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
+  virtual ~Ring() = default;
+  virtual int fd() const = 0;  // for the worker
+  virtual carriers::RingPlace place() const { return {}; }
+  virtual wire::CarrierOffer offer() const = 0;
+  virtual wire::RegionOffer region_offer() const { return {}; }
+  // Whether the client gets fd() with the offer.
+  virtual bool fd_is_offered() const { return true; }
+  virtual void handed_over() {}
+  virtual void mark_worker_dead() = 0;
+  virtual const char* carrier() const = 0;  // as people are told
 
-  int fd() const { return fd_.get(); }
   const carriers::RingLayout& layout() const { return layout_; }
-  wire::CarrierOffer offer() const;
-  void handed_over() { fd_.reset(); }
-  void mark_worker_dead();
 
- private:
-  Ring() = default;
-  carriers::RingLayout layout_;
-  Fd fd_;
-  carriers::RingControl* control_ = nullptr;
+ protected:
+  explicit Ring(const carriers::RingLayout& layout) : layout_(layout) {}
+  wire::CarrierOffer offer_of(wire::OfferKind kind) const;
+
+  const carriers::RingLayout layout_;
 };
+
+// Null: `why`.
+std::shared_ptr<Ring> make_memfd_ring(uint32_t epoch, std::string* why);
 
 // The page of tokens that all workers share (carriers/spin_gate.h). No descriptor: `why`.
 Fd make_spin_page(std::string* why);

@@ -54,6 +54,7 @@ SessionTable::~SessionTable() {
   for (auto& [id, session] : sessions_) {
     if (session.control) loop_.forget(session.control.get());
   }
+  for (auto& [fd, parting] : parting_) loop_.forget(fd);
 }
 
 Session* SessionTable::find(const wire::Uuid& id) {
@@ -151,6 +152,7 @@ void SessionTable::on_control(const wire::Uuid& id, uint32_t) {
     return end(*session, wire::RefusalCode::kBadFrame,
                "the client sent something unknown on the control connection");
   }
+  session->slots.clear();  // nobody is there any more who could use them
   end(*session, wire::RefusalCode::kInternal, "the client closed the connection");
 }
 
@@ -161,12 +163,31 @@ void SessionTable::end(Session& session, wire::RefusalCode code, const std::stri
   const std::string frame = wire::refusal_frame(code, why, session.epoch, 1);
   send(session.control.get(), frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   loop_.forget(session.control.get());
+  part(session);
   session.control.reset();
   for (pid_t pid : session.workers) {
     // The pool is asked to end what it has handed out.
     workers_.end(*by_pid_.at(pid));
   }
   forget_if_over(session.id);
+}
+
+// The client's process may be in the middle of writing to its slot: nobody else gets that before it
+// has closed the control connection, which it does with its end.
+void SessionTable::part(Session& session) {
+  if (session.slots.empty()) return;
+  const int fd = session.control.get();
+  shutdown(fd, SHUT_WR);
+  const bool watched = loop_.watch(fd, EPOLLIN | EPOLLRDHUP, [this, fd](uint32_t) {
+    char bytes[256];
+    const ssize_t got = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    loop_.forget(fd);
+    parting_.erase(fd);
+  });
+  if (!watched) return;
+  parting_[fd] = {std::move(session.control), std::move(session.slots)};
+  session.slots.clear();
 }
 
 void SessionTable::forget_if_over(const wire::Uuid& id) {
@@ -248,13 +269,12 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
     workers_.put_back(*worker);
     return door_.refuse(guest, RefusalCode::kUnknownLease, "the session has ended");
   }
-  std::unique_ptr<Ring> ring;
-  if (guest->peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
-    ring = workers_.make_ring(session->epoch);
-  }
-  const Fd client = door_.welcome(guest, session->id, session->epoch, kInitialCredit, {},
-                                  ring != nullptr ? ring->offer() : wire::CarrierOffer{},
-                                  ring != nullptr ? ring->fd() : -1);
+  auto ring = ring_for(*guest, *session, device);
+  const Fd client =
+      ring == nullptr
+          ? door_.welcome(guest, session->id, session->epoch, kInitialCredit, {})
+          : door_.welcome(guest, session->id, session->epoch, kInitialCredit, {}, ring->offer(),
+                          ring->region_offer(), ring->fd_is_offered() ? ring->fd() : -1);
   if (!client) return workers_.put_back(*worker);
 
   const SliceSpec& slice = lease->slices[device];
@@ -285,6 +305,26 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   started->set_slice(bytes_of(owner.slice));
   started->set_pid(static_cast<uint32_t>(worker->pid));
   events_.add(std::move(event));
+}
+
+std::shared_ptr<Ring> SessionTable::ring_for(const Connection& guest, Session& session,
+                                             uint32_t device) {
+  const auto& handshake = guest.handshake();
+  if (guest.peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
+    return workers_.make_ring(session.epoch);
+  }
+  if (guest.region() == nullptr || !handshake.accepts(wire::kAcceptsRegion)) return nullptr;
+  session.slots.erase(device);  // a client that connects again is done with the one before
+  auto slot = workers_.take_slot(*guest.region(), session.epoch);
+  if (slot != nullptr) session.slots[device] = slot;
+  return slot;
+}
+
+void SessionTable::on_ring_declined(const Worker& worker) {
+  Session* session = find(worker.owner.session);
+  if (session == nullptr) return;
+  auto slot = session->slots.find(worker.owner.device);
+  if (slot != session->slots.end() && slot->second == worker.ring) session->slots.erase(slot);
 }
 
 void SessionTable::on_worker_end(const Worker& worker, const WorkerExit& exit) {
@@ -364,7 +404,7 @@ SessionState SessionTable::state_of(const Session& session) const {
   state.set_carrier(session.peer.carrier);
   for (pid_t pid : session.workers) {
     const Worker& worker = *by_pid_.at(pid);
-    if (worker.ring_taken) state.set_carrier("ring");
+    if (worker.ring_taken) state.set_carrier(worker.ring->carrier());
     WorkerState* entry = state.add_workers();
     entry->set_pid(static_cast<uint32_t>(pid));
     entry->set_slice(bytes_of(worker.owner.slice));

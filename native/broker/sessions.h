@@ -32,6 +32,8 @@ struct Session {
   std::vector<pid_t> workers;         // alive
   std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
   uint32_t pending = 0;               // data connections that wait for a worker
+  // By ordinal: what the client's process may have mapped, as long as it lives.
+  std::map<uint32_t, std::shared_ptr<Ring>> slots;
 };
 
 class SessionTable {
@@ -46,6 +48,7 @@ class SessionTable {
   void on_device_change();  // some that waited for a snapshot can go on
   void on_worker_end(const Worker& worker, const WorkerExit& exit);
   void on_worker_usage(const Worker& worker);
+  void on_ring_declined(const Worker& worker);
   void on_lease_end(const wire::Uuid& lease, const std::string& why);
   bool kill(const wire::Uuid& session, const std::string& why);  // false: there is none
 
@@ -62,9 +65,11 @@ class SessionTable {
  private:
   void open_session(const Door::Guest& guest);
   void open_device(const Door::Guest& guest);
+  std::shared_ptr<Ring> ring_for(const Connection& guest, Session& session, uint32_t device);
   void start_device(const Door::Guest& guest, Worker* worker, const std::string& why);
   void on_control(const wire::Uuid& id, uint32_t events);
   void end(Session& session, wire::RefusalCode code, const std::string& why);
+  void part(Session& session);
   void forget_if_over(const wire::Uuid& id);
   Session* find(const wire::Uuid& id);
   SessionState state_of(const Session& session) const;
@@ -80,6 +85,12 @@ class SessionTable {
   std::map<wire::Uuid, Session> sessions_;
   std::map<pid_t, Worker*> by_pid_;  // assigned workers
   std::list<Door::Guest> waiting_;   // for snapshots
+  // Of sessions that have ended while their client lives on: it may still write to its slots.
+  struct Parting {
+    Fd control;
+    std::map<uint32_t, std::shared_ptr<Ring>> slots;
+  };
+  std::map<int, Parting> parting_;  // by descriptor
   struct Usage {
     std::shared_ptr<SliceAccount> account;
     EventLoop::TimerId timer = 0;

@@ -189,13 +189,15 @@ void WorkerPool::put_back(Worker& worker) {
 }
 
 bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
-                        int client_fd, std::unique_ptr<Ring> ring) {
+                        int client_fd, std::shared_ptr<Ring> ring) {
   worker.owner = owner;
   worker.assigned = true;
   std::vector<int> fds = {client_fd};
   if (ring != nullptr) {
     payload.ring_command_bytes = ring->layout().command_bytes;
     payload.ring_bulk_bytes = ring->layout().bulk_bytes;
+    payload.ring_offset = ring->place().offset;
+    payload.ring_file_bytes = ring->place().file_bytes;
     payload.spinners = settings_.ring_spinners();
     fds.push_back(ring->fd());
     fds.push_back(spin_page_.get());
@@ -212,13 +214,26 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::Assi
   return false;
 }
 
-std::unique_ptr<Ring> WorkerPool::make_ring(uint32_t epoch) {
-  if (!settings_.rings()) return nullptr;
+bool WorkerPool::has_spin_page() {
   std::string why;
-  std::unique_ptr<Ring> ring;
   if (!spin_page_) spin_page_ = make_spin_page(&why);
-  if (spin_page_) ring = Ring::make(epoch, &why);
+  if (!spin_page_) log_limited("a session gets no ring: " + why);
+  return static_cast<bool>(spin_page_);
+}
+
+std::shared_ptr<Ring> WorkerPool::make_ring(uint32_t epoch) {
+  if (!settings_.rings() || !has_spin_page()) return nullptr;
+  std::string why;
+  auto ring = make_memfd_ring(epoch, &why);
   if (ring == nullptr) log_limited("a session gets no ring: " + why);
+  return ring;
+}
+
+std::shared_ptr<Ring> WorkerPool::take_slot(Region& region, uint32_t epoch) {
+  if (!settings_.regions() || !has_spin_page()) return nullptr;
+  std::string why;
+  auto ring = region.take(epoch, &why);
+  if (ring == nullptr) log_limited("no ring in the region " + region.spec().path + ": " + why);
   return ring;
 }
 
@@ -397,6 +412,10 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     worker.expected_end = worker.expected_end || value == 0;
   } else if (kind == Kind::kCarrier && worker.ring != nullptr) {
     worker.ring_taken = value == 1;
+    if (!worker.ring_taken) {
+      callbacks_.on_declined(worker);
+      worker.ring.reset();
+    }
   } else if (kind == Kind::kRefund) {
     if (account.refund(worker.charge, value) != value) {
       return distrust(worker, "it gave back more memory than it had");

@@ -14,6 +14,7 @@
 #include "broker/account.h"
 #include "broker/fd.h"
 #include "broker/loop.h"
+#include "broker/regions.h"
 #include "broker/rings.h"
 #include "broker/worker_log.h"
 #include "wire/handshake.h"
@@ -46,7 +47,7 @@ struct Worker {
   bool assigned = false;  // a connection was handed over
   Owner owner;
   Charge charge, host_charge;
-  std::unique_ptr<Ring> ring;  // that the client was offered
+  std::shared_ptr<Ring> ring;  // that the client was offered, and has not declined
   bool ring_taken = false;
   bool expected_end = false;
   std::string last_word;
@@ -67,8 +68,9 @@ class WorkerPool {
  public:
   struct Callbacks {
     std::function<void(const Worker&, const WorkerExit&)>
-        on_end;                                   // of an assigned one, account closed
-    std::function<void(const Worker&)> on_usage;  // its charge changed
+        on_end;                                           // of an assigned one, account closed
+    std::function<void(const Worker&)> on_usage;          // its charge changed
+    std::function<void(const Worker&)> on_declined = {};  // the client does without its ring
   };
   WorkerPool(EventLoop& loop, std::string executable, std::string run_dir, Callbacks callbacks);
   ~WorkerPool();
@@ -84,9 +86,10 @@ class WorkerPool {
   void acquire(const std::string& gpu, Acquired acquired);
   void put_back(Worker& worker);
   bool assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
-              int client_fd, std::unique_ptr<Ring> ring);
-  // A ring for a session, if they are switched on.
-  std::unique_ptr<Ring> make_ring(uint32_t epoch);
+              int client_fd, std::shared_ptr<Ring> ring);
+  // A ring for a local session, or in a virtual machine's region, if they are switched on.
+  std::shared_ptr<Ring> make_ring(uint32_t epoch);
+  std::shared_ptr<Ring> take_slot(Region& region, uint32_t epoch);
 
   using Probed = std::function<void(const wire::DeviceSnapshot*, const std::string& why)>;
   void probe(const std::string& gpu, Probed probed);
@@ -101,6 +104,7 @@ class WorkerPool {
   const std::string& driver_identity() const { return driver_identity_; }
 
  private:
+  bool has_spin_page();
   Worker* start(const std::string& gpu, bool probe, std::string* why);
   bool spawn(Worker& worker, std::string* why);
   std::vector<std::string> environment(const std::string& gpu) const;

@@ -336,10 +336,7 @@ bool Mux::take_data(Channel& channel, const uint8_t* data, size_t bytes) {
     return bad("more data on channel " + std::to_string(channel.id) + " than were granted");
   }
   if (channel.pending.empty()) {
-    ssize_t sent;
-    do {
-      sent = ::send(channel.fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (sent < 0 && errno == EINTR);
+    const ssize_t sent = put(channel, data, bytes);
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS) {
       abort(channel, "its socket was closed");
       return true;

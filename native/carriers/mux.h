@@ -37,6 +37,8 @@ class MuxOwner {
   virtual void on_close(int fd, bool accepted, const std::string& why) {
     (void)fd, (void)accepted, (void)why;
   }
+  // Guest: a descriptor that goes along with the first bytes to a channel's socket; -1: none.
+  virtual int descriptor() { return -1; }
   // Guest: what the host tells about the lease.
   virtual void on_info(std::string_view json) { (void)json; }
 };
@@ -93,6 +95,7 @@ class Mux {
     uint32_t id = 0;
     int fd = -1;
     bool accepted = false;
+    bool greeted = false;  // the descriptor went with the first bytes
     // From the other side to the socket.
     Queue pending;
     uint64_t received = 0, delivered = 0;
@@ -142,6 +145,7 @@ class Mux {
   void erase(Channel& channel);
   void abort(Channel& channel, const std::string& why);  // tells the other side
   void drop_all(const std::string& why);                 // does not
+  ssize_t put(Channel& channel, const void* data, size_t bytes);
   void deliver(Channel& channel);
   void pull();
   void pull_from(Channel& channel);

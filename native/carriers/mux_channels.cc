@@ -4,10 +4,12 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 
+#include "carriers/descriptors.h"
 #include "carriers/mux.h"
 
 namespace gpupool::carriers {
@@ -193,11 +195,32 @@ void Mux::end_channels(const std::string& why) {
 
 // Writes what waits for a channel's socket; ends the channel when it is over. The channel may be
 // gone afterwards.
+// To the channel's socket; the first bytes take the owner's descriptor along.
+ssize_t Mux::put(Channel& channel, const void* data, size_t bytes) {
+  iovec part{const_cast<void*>(data), bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  DescriptorRoom room;
+  const int descriptor = channel.greeted || side_ == Side::kHost ? -1 : owner_.descriptor();
+  room.attach(&message, &descriptor, descriptor >= 0 ? 1 : 0);
+  ssize_t sent;
+  do {
+    sent = sendmsg(channel.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == ETOOMANYREFS && message.msg_controllen != 0) {
+      // Too many are under way: the program does without.
+      message.msg_control = nullptr;
+      message.msg_controllen = 0;
+      errno = EINTR;
+    }
+  } while (sent < 0 && errno == EINTR);
+  channel.greeted = channel.greeted || sent > 0;
+  return sent;
+}
+
 void Mux::deliver(Channel& channel) {
   while (!channel.pending.empty()) {
-    const ssize_t sent = ::send(channel.fd, channel.pending.front(), channel.pending.size(),
-                                MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
+    const ssize_t sent = put(channel, channel.pending.front(), channel.pending.size());
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS) {
       return abort(channel, "its socket was closed");
     }

@@ -1,4 +1,4 @@
-// Rings of local sessions: a sealed memfd and the session's own socket.
+// Rings in a sealed memfd or in a slot of a larger file, with the session's own socket as the bell.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -43,20 +43,32 @@ std::string failed(const char* what) {
 
 }  // namespace
 
-std::unique_ptr<RingRegion> map_ring(int memfd, const RingLayout& layout, std::string* why) {
+std::unique_ptr<RingRegion> map_ring(int file, const RingLayout& layout, std::string* why,
+                                     const RingPlace& place) {
   struct stat status;
-  if (!layout.valid()) return *why = "the ring's sizes are impossible", nullptr;
-  if (fstat(memfd, &status) != 0) return *why = failed("fstat"), nullptr;
   const uint64_t bytes = layout.region_bytes();
-  if (static_cast<uint64_t>(status.st_size) < bytes) {
-    return *why = "the ring's memory is smaller than it should be", nullptr;
+  const bool slot = place.file_bytes != 0;
+  if (!layout.valid() || place.offset % kRingControlBytes != 0 ||
+      (slot ? place.offset > place.file_bytes || bytes > place.file_bytes - place.offset
+            : place.offset != 0)) {
+    return *why = "the ring's sizes are impossible", nullptr;
   }
-  // Without the seal whoever else has it could cut it off under our hands.
-  const int seals = fcntl(memfd, F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return *why = "the ring's memory is not sealed", nullptr;
+  if (fstat(file, &status) != 0) return *why = failed("fstat"), nullptr;
+  const auto there = static_cast<uint64_t>(status.st_size);
+  if (there < bytes) return *why = "the ring's memory is smaller than it should be", nullptr;
+  if (slot) {
+    if (!S_ISREG(status.st_mode) || there != place.file_bytes) {
+      return *why = "the ring's file is not the one that it should be", nullptr;
+    }
+  } else {
+    // Without the seal whoever else has it could cut it off under our hands.
+    const int seals = fcntl(file, F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+      return *why = "the ring's memory is not sealed", nullptr;
+    }
   }
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                    static_cast<off_t>(place.offset));
   if (base == MAP_FAILED) return *why = failed("mmap"), nullptr;
   madvise(base, bytes, MADV_DONTFORK);
   madvise(base, bytes, MADV_DONTDUMP);
@@ -84,12 +96,13 @@ int make_ring_memfd(const RingLayout& layout, uint32_t epoch, std::string* why) 
   return fd;
 }
 
-std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int memfd, uint32_t version,
-                                     const RingLayout& layout, uint32_t epoch) {
-  const OwnedFd owned{memfd};
+std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int file, uint32_t version,
+                                     const RingLayout& layout, uint32_t epoch,
+                                     const RingPlace& place) {
+  const OwnedFd owned{file};
   std::string why;
   std::unique_ptr<RingRegion> region;
-  if (memfd >= 0 && version == kRingVersion) region = map_ring(memfd, layout, &why);
+  if (file >= 0 && version == kRingVersion) region = map_ring(file, layout, &why, place);
   if (region != nullptr) {
     const auto* control = reinterpret_cast<const RingControl*>(region->base());
     if (control->magic != kRingMagic || control->version != kRingVersion ||
@@ -103,15 +116,16 @@ std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int memfd,
                            make_socket_bell(release_socket(std::move(socket))));
 }
 
-std::unique_ptr<Carrier> await_choice(int connection, int memfd, const RingLayout& layout,
-                                      uint32_t epoch, SpinGate* gate, int64_t timeout_us) {
-  const OwnedFd owned{memfd};
+std::unique_ptr<Carrier> await_choice(int connection, int file, const RingLayout& layout,
+                                      uint32_t epoch, SpinGate* gate, int64_t timeout_us,
+                                      const RingPlace& place) {
+  const OwnedFd owned{file};
   auto socket = make_socket_carrier(connection);
   uint64_t choice = 0;
   if (!read_all(*socket, &choice, sizeof choice, timeout_us)) return nullptr;
   if (choice == kTakesSocket) return socket;
   std::string why;
-  auto region = choice == kTakesRing ? map_ring(memfd, layout, &why) : nullptr;
+  auto region = choice == kTakesRing ? map_ring(file, layout, &why, place) : nullptr;
   if (region == nullptr) return nullptr;
   return make_ring_carrier(std::move(region), layout, RingSide::kWorker, epoch,
                            make_socket_bell(release_socket(std::move(socket))), gate);

@@ -32,12 +32,27 @@ std::unique_ptr<carriers::Carrier> settle_carrier(wire::Connected& connected) {
   const wire::CarrierOffer& offer = connected.handshake.offer;
   const int memory =
       strcmp(carrier->kind(), "unix") == 0 ? carriers::take_descriptor(*carrier) : -1;
-  if (offer.kind != static_cast<uint32_t>(wire::OfferKind::kRing)) {
+  const bool region = offer.kind == static_cast<uint32_t>(wire::OfferKind::kRegion);
+  if (!region && offer.kind != static_cast<uint32_t>(wire::OfferKind::kRing)) {
     if (memory >= 0) close(memory);
     return carrier;
   }
+  carriers::RingPlace place;
+  if (region) {
+    // Zero would mean a memfd, which is checked in another way.
+    place.file_bytes = std::max<uint64_t>(connected.handshake.region.region_bytes, 1);
+    place.offset = connected.handshake.region.offset;
+  }
   return carriers::choose_ring(std::move(carrier), memory, offer.version,
-                               {offer.command_bytes, offer.bulk_bytes}, connected.handshake.epoch);
+                               {offer.command_bytes, offer.bulk_bytes}, connected.handshake.epoch,
+                               place);
+}
+
+// In a virtual machine every connection brings the region's descriptor; most have no use for it.
+void drop_descriptor(wire::HandshakeStream& stream) {
+  carriers::Carrier& carrier = *static_cast<CarrierStream&>(stream).carrier;
+  if (strcmp(carrier.kind(), "unix") != 0) return;
+  if (const int fd = carriers::take_descriptor(carrier); fd >= 0) close(fd);
 }
 
 // Arenas lie where neither programs nor the dynamic linker put anything, nor AddressSanitizer its
@@ -144,6 +159,7 @@ CUresult Process::connect() {
     if (speak) log(Level::kError, "no session: %s", connected.handshake.message.c_str());
     return CUDA_ERROR_NO_DEVICE;
   }
+  drop_descriptor(*connected.stream);
   session_ = std::make_unique<Session>();
   session_->lease = std::move(*lease);
   session_->carrier = connected.carrier;
@@ -226,7 +242,7 @@ CUresult Process::connect_device(Device& device) {
   request.device = device.lease_ordinal;
   request.arena_base = device.arena_base;
   request.arena_bytes = device.arena_bytes;
-  request.accepts = wire::kAcceptsRing;
+  request.accepts = wire::kAcceptsRing | wire::kAcceptsRegion;
   wire::Connected connected =
       wire::connect_lease(session_->lease, request, open_carrier, session_->carrier, 30000);
   if (!connected.handshake.ok) {

@@ -34,7 +34,8 @@ void refuse(int fd, const std::string& why) {
 
 }  // namespace
 
-Helper::Helper(const HelperOptions& options) : options_(options), port_(options.port) {
+Helper::Helper(const HelperOptions& options)
+    : options_(options), port_(options.port), region_(options.region, options.region_speed) {
   if (mkdir(options_.run_dir.c_str(), 0755) != 0 && errno != EEXIST) {
     throw broker::StartError(broker::kExitDisk,
                              "cannot make " + options_.run_dir + ": " + strerror(errno));
@@ -138,7 +139,10 @@ void Helper::end_mux() {
 
 int Helper::on_open(std::string* why) { return *why = "a guest opens channels", -1; }
 
-void Helper::on_up() { enter(State::kUp, {}); }
+void Helper::on_up() {
+  look_at_region(true);
+  enter(State::kUp, {});
+}
 
 void Helper::on_down(const std::string& why, bool fault) {
   info_.clear();
@@ -164,6 +168,7 @@ void Helper::on_program() {
     Fd fd(accept4(programs_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) return;
     std::string why;
+    look_at_region(false);
     if (state_ != State::kUp) {
       refuse(fd.get(), sentence());
     } else if (mux_->open(fd.get(), &why)) {
@@ -172,6 +177,34 @@ void Helper::on_program() {
       refuse(fd.get(), why);
     }
   }
+}
+
+// ---- The region -------------------------------------------------------------------------------
+
+void Helper::look_at_region(bool now) {
+  const std::string before = region_sentence();
+  region_.look(now);
+  if (const std::string after = region_sentence(); after != before) {
+    log(region_.state() == Region::State::kUsable ? LogLevel::kInfo : LogLevel::kNotice, after);
+  }
+}
+
+std::string Helper::region_sentence() const {
+  const std::string speed = "reads " + std::to_string(region_.read_speed()) + " MiB/s, writes " +
+                            std::to_string(region_.write_speed()) + " MiB/s";
+  switch (region_.state()) {
+    case Region::State::kAbsent:
+      return "there is no memory that is shared with the host";
+    case Region::State::kFailed:
+      return "the memory that is shared with the host cannot be used: " + region_.path() + ": " +
+             region_.problem();
+    case Region::State::kSlow:
+      return "the memory that is shared with the host is too slow to be used: " + speed +
+             ", and not " + std::to_string(region_.least()) + " (" + region_.path() + ")";
+    case Region::State::kUsable:
+      break;
+  }
+  return "there is memory that is shared with the host: " + speed + " (" + region_.path() + ")";
 }
 
 // ---- Status -------------------------------------------------------------------------------------
@@ -204,6 +237,16 @@ std::string Helper::describe() const {
               {"port", port_.path()},
               {"connections", mux_ ? mux_->channels() : 0},
               {"slices", Json::array()}};
+  static constexpr const char* kRegionNames[] = {"absent", "failed", "slow", "usable"};
+  Json& region = status["region"];
+  region = {{"state", kRegionNames[static_cast<size_t>(region_.state())]},
+            {"sentence", region_sentence()}};
+  if (region_.state() == Region::State::kSlow || region_.state() == Region::State::kUsable) {
+    region["path"] = region_.path();
+    region["bytes"] = region_.bytes();
+    region["read_mib_per_second"] = region_.read_speed();
+    region["write_mib_per_second"] = region_.write_speed();
+  }
   const Json info = Json::parse(info_, nullptr, false);
   if (info.is_object() && info.contains("slices") && info["slices"].is_array()) {
     status["slices"] = info["slices"];

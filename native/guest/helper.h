@@ -8,6 +8,7 @@
 #include "broker/loop.h"
 #include "carriers/mux.h"
 #include "guest/port.h"
+#include "guest/region.h"
 
 namespace gpupool::guest {
 
@@ -15,6 +16,8 @@ struct HelperOptions {
   std::string port = kPort;
   std::string run_dir = "/run/gpupool";
   std::string group = "gpupool";  // that may use the socket; need not exist
+  std::string region;             // memory that is shared with the host; empty: is looked for
+  uint64_t region_speed = 100;    // MiB/s that it has to move to be used
 };
 
 constexpr char kSocketName[] = "/guest.sock";
@@ -34,6 +37,7 @@ class Helper final : public carriers::MuxOwner {
   void on_refused(const std::string& why) override;
   void on_close(int fd, bool accepted, const std::string& why) override;
   void on_info(std::string_view json) override;
+  int descriptor() override { return region_.fd(); }
 
  private:
   // As `gpupool-guest status` tells them apart.
@@ -48,12 +52,15 @@ class Helper final : public carriers::MuxOwner {
   void on_program();
   void on_question();
   std::string sentence() const;
+  void look_at_region(bool now);
+  std::string region_sentence() const;
   std::string describe() const;
 
   const HelperOptions options_;
   broker::EventLoop loop_;
   Fd signals_, programs_, questions_;
   Port port_;
+  Region region_;
   std::unique_ptr<carriers::Mux> mux_;
   broker::EventLoop::TimerId timer_ = 0;
   State state_ = State::kNoPort;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include <charconv>
 #include <new>
 #include <string>
 #include <system_error>
@@ -20,7 +21,8 @@ using namespace gpupool::guest;
 
 constexpr char kUsage[] =
     "usage: gpupool-guest status [--json] [--run-dir DIR]\n"
-    "       gpupool-guest run [--port PATH] [--run-dir DIR] [--group NAME]\n"
+    "       gpupool-guest run [--port PATH] [--run-dir DIR] [--group NAME] [--region PATH]\n"
+    "                         [--region-speed MIB]\n"
     "\n"
     "status: says in one sentence whether this virtual machine has a GPU, or why not.\n"
     "run: the helper, a service: carries the connections of programs to the host.\n"
@@ -29,6 +31,9 @@ constexpr char kUsage[] =
     "  --port PATH     the port (default: /dev/virtio-ports/org.gpupool.0)\n"
     "  --run-dir DIR   where the sockets lie (default: /run/gpupool)\n"
     "  --group NAME    who may use the GPU (default: gpupool)\n"
+    "  --region PATH   the memory that is shared with the host (default: is looked for)\n"
+    "  --region-speed MIB\n"
+    "                  what it has to move in a second to be used (default: 100)\n"
     "  --help          this text\n"
     "\n"
     "exit status of status: 0 a GPU, 3 no port, 4 the host does not serve the port, 5 the host\n"
@@ -37,6 +42,12 @@ constexpr char kUsage[] =
 [[noreturn]] void usage_error(const std::string& sentence) {
   fprintf(stderr, "gpupool-guest: %s\n%s", sentence.c_str(), kUsage);
   exit(gpupool::broker::kExitUsage);
+}
+
+bool take_number(const char* text, uint64_t* number) {
+  const char* end = text + strlen(text);
+  const auto result = std::from_chars(text, end, *number);
+  return result.ec == std::errc() && result.ptr == end;
 }
 
 int run_helper(const HelperOptions& options) {
@@ -64,10 +75,14 @@ int run_helper(const HelperOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  static const option options[] = {
-      {"json", no_argument, nullptr, 'j'},          {"port", required_argument, nullptr, 'p'},
-      {"run-dir", required_argument, nullptr, 'r'}, {"group", required_argument, nullptr, 'g'},
-      {"help", no_argument, nullptr, 'h'},          {nullptr, 0, nullptr, 0}};
+  static const option options[] = {{"json", no_argument, nullptr, 'j'},
+                                   {"port", required_argument, nullptr, 'p'},
+                                   {"run-dir", required_argument, nullptr, 'r'},
+                                   {"group", required_argument, nullptr, 'g'},
+                                   {"region", required_argument, nullptr, 'm'},
+                                   {"help", no_argument, nullptr, 'h'},
+                                   {"region-speed", required_argument, nullptr, 's'},
+                                   {nullptr, 0, nullptr, 0}};
   HelperOptions chosen;
   bool json = false;
   int option;
@@ -84,6 +99,12 @@ int main(int argc, char** argv) {
         break;
       case 'g':
         chosen.group = optarg;
+        break;
+      case 'm':
+        chosen.region = optarg;
+        break;
+      case 's':
+        if (!take_number(optarg, &chosen.region_speed)) usage_error("--region-speed is a number");
         break;
       case 'h':
         fputs(kUsage, stdout);

@@ -89,6 +89,12 @@ int print_status(const std::string& run_dir, bool json) {
     std::string problem;
     const std::string slices = name_slices(status.value("slices", Json::array()), &problem);
     status["sentence"] = "GPU: " + slices;
+    const Json region = status.value("region", Json::object());
+    const std::string state = region.value("state", "");
+    if (state == "slow" || state == "failed") {
+      status["sentence"] =
+          "GPU: " + slices + "; slower than it could be: " + region.value("sentence", "?");
+    }
     if (!problem.empty() || slices.empty()) {
       result = kStatusRefused;
       status["state"] = "refused";

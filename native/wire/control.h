@@ -9,7 +9,7 @@
 //   kHello   HelloBody                 ->
 //                                      <-    kChallenge ChallengeBody
 //   kProof   ProofBody                 ->
-//                                      <-    kWelcome WelcomeBody (+ snapshots, CarrierOffer)
+//                                      <-    kWelcome WelcomeBody (+ snapshots, offers)
 //                                            | kRefused RefusedBody
 //   u64, if a ring was offered         ->    1: the rest goes over the ring, 2: over this
 //   connection
@@ -52,7 +52,8 @@ static_assert(sizeof(HelloBody) == 176);
 constexpr size_t kFirstHelloBytes = offsetof(HelloBody, accepts);  // of minor version 1
 
 enum AcceptedOffers : uint32_t {
-  kAcceptsRing = 1,  // a ring in shared memory (doc/rings.md)
+  kAcceptsRing = 1,    // a ring in shared memory (doc/rings.md)
+  kAcceptsRegion = 2,  // the same in a part of a virtual machine's region
 };
 
 struct ChallengeBody {
@@ -79,7 +80,8 @@ struct WelcomeBody {
 static_assert(sizeof(WelcomeBody) == 64);
 
 // Follows all else in the kWelcome of a client that accepts something. With kRing the region's
-// descriptor comes with the frame.
+// descriptor comes with the frame. With kRegion a RegionOffer follows; the descriptor is the
+// guest's own, which its helper has given the client with the connection's first bytes.
 struct CarrierOffer {
   uint32_t kind;     // OfferKind
   uint32_t version;  // of the region's layout
@@ -87,7 +89,13 @@ struct CarrierOffer {
   uint32_t bulk_bytes;
 };
 static_assert(sizeof(CarrierOffer) == 16);
-enum class OfferKind : uint32_t { kNone = 0, kRing = 1 };
+enum class OfferKind : uint32_t { kNone = 0, kRing = 1, kRegion = 2 };
+
+struct RegionOffer {
+  uint64_t offset;  // of the ring in the region
+  uint64_t region_bytes;
+};
+static_assert(sizeof(RegionOffer) == 16);
 
 // What the client needs to answer device queries by itself; follows WelcomeBody of a kSession.
 constexpr uint32_t kAttributeCount = 160;

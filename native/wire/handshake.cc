@@ -210,10 +210,12 @@ class ClientSide {
       return fail("the broker did not prove that it knows the lease's key");
     }
     const bool offered = result_.minor >= 2 && request_.accepts != 0;
-    if (welcome.device_count > kMaxDevices ||
-        header.body_bytes != sizeof welcome +
-                                 uint64_t{welcome.device_count} * sizeof(DeviceSnapshot) +
-                                 (offered ? sizeof(CarrierOffer) : 0)) {
+    const uint64_t least = sizeof welcome +
+                           uint64_t{welcome.device_count} * sizeof(DeviceSnapshot) +
+                           (offered ? sizeof(CarrierOffer) : 0);
+    const bool region = offered && (request_.accepts & kAcceptsRegion) != 0 &&
+                        header.body_bytes == least + sizeof(RegionOffer);
+    if (welcome.device_count > kMaxDevices || (header.body_bytes != least && !region)) {
       return fail("the broker's welcome has a wrong size");
     }
     result_.devices.resize(welcome.device_count);
@@ -226,6 +228,13 @@ class ClientSide {
     if (offered &&
         !stream_.receive_all(&result_.offer, sizeof result_.offer, deadline_.left_ms())) {
       return fail("the broker's welcome is not complete");
+    }
+    if (region &&
+        !stream_.receive_all(&result_.region, sizeof result_.region, deadline_.left_ms())) {
+      return fail("the broker's welcome is not complete");
+    }
+    if (region != (result_.offer.kind == static_cast<uint32_t>(OfferKind::kRegion))) {
+      return fail("the broker's offer has a wrong size");
     }
     for (DeviceSnapshot& device : result_.devices) device.name[sizeof device.name - 1] = '\0';
     memcpy(result_.session.data(), welcome.session, sizeof welcome.session);
@@ -415,8 +424,8 @@ bool ServerHandshake::accepts(AcceptedOffers what) const {
 }
 
 void ServerHandshake::welcome(const Uuid& session, uint32_t epoch, uint64_t initial_credit,
-                              const std::vector<DeviceSnapshot>& devices,
-                              const CarrierOffer& offer) {
+                              const std::vector<DeviceSnapshot>& devices, const CarrierOffer& offer,
+                              const RegionOffer& region) {
   WelcomeBody welcome{};
   const Mac mac = Hmac(key_, kServerLabel)
                       .add(hello_.client_nonce, sizeof hello_.client_nonce)
@@ -428,13 +437,16 @@ void ServerHandshake::welcome(const Uuid& session, uint32_t epoch, uint64_t init
   welcome.device_count = static_cast<uint32_t>(devices.size());
   welcome.initial_credit = initial_credit;
   const size_t snapshots = devices.size() * sizeof(DeviceSnapshot);
-  const size_t offers = minor_ >= 2 && hello_.accepts != 0 ? sizeof offer : 0;
+  const bool has_region = offer.kind == static_cast<uint32_t>(OfferKind::kRegion);
+  const size_t offers =
+      minor_ >= 2 && hello_.accepts != 0 ? sizeof offer + (has_region ? sizeof region : 0) : 0;
   const FrameHeader header =
       handshake_header(FrameKind::kWelcome, sizeof welcome + snapshots + offers);
   append(output_, &header, sizeof header);
   append(output_, &welcome, sizeof welcome);
   if (snapshots != 0) append(output_, devices.data(), snapshots);
   if (offers != 0) append(output_, &offer, sizeof offer);
+  if (offers != 0 && has_region) append(output_, &region, sizeof region);
   state_ = State::kWelcomed;
 }
 

@@ -91,6 +91,7 @@ struct HandshakeResult {
   uint64_t initial_credit = 0;
   std::vector<DeviceSnapshot> devices;  // kSession, kStatus
   CarrierOffer offer{};                 // kDevice
+  RegionOffer region{};                 // where the offer is kRegion
 };
 
 // Runs the client's side over an open stream; blocks at most about `timeout_ms` in all.
@@ -149,7 +150,8 @@ class ServerHandshake {
   bool accepts(AcceptedOffers what) const;
   // In kProven. Appends kWelcome (with what follows it) or kRefused to output().
   void welcome(const Uuid& session, uint32_t epoch, uint64_t initial_credit,
-               const std::vector<DeviceSnapshot>& devices, const CarrierOffer& offer = {});
+               const std::vector<DeviceSnapshot>& devices, const CarrierOffer& offer = {},
+               const RegionOffer& region = {});
   void refuse(RefusalCode code, std::string_view sentence);  // in any state
 
  private:

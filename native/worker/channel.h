@@ -27,7 +27,7 @@ enum class MessageKind : uint32_t {
   kEnded = 21,       // value: 0 the client went, the normal end; text: the last word
   kChargeHost = 22,  // value: bytes of the host's memory; answered like kCharge
   kRefundHost = 23,  // value: bytes; not answered
-  kCarrier = 24,     // value: 1 the client has taken the ring
+  kCarrier = 24,     // value: 1 the client has taken the ring that it was offered, 0 it has not
 };
 
 // In front of every message; the payload or text follows.
@@ -53,8 +53,10 @@ struct AssignPayload {
   uint32_t ring_bulk_bytes;
   uint32_t spinners;  // sessions of this host that may spin at once
   uint32_t more;
+  uint64_t ring_offset;      // in its file
+  uint64_t ring_file_bytes;  // 0: a memfd with nothing but the ring
 };
-static_assert(sizeof(AssignPayload) == 96);
+static_assert(sizeof(AssignPayload) == 112);
 
 constexpr size_t kMaxPayload = 4096;
 

@@ -117,11 +117,12 @@ std::unique_ptr<carriers::Carrier> take_connection(const AssignPayload& payload,
   close(fds[2]);
   static carriers::SpinGate* gate = nullptr;
   if (page != MAP_FAILED) gate = new carriers::SpinGate(page, payload.spinners);
-  auto carrier =
-      carriers::await_choice(fds[0], fds[1], {payload.ring_command_bytes, payload.ring_bulk_bytes},
-                             payload.epoch, gate, wire::kHandshakeTimeoutSeconds * 1'000'000ll);
-  if (carrier != nullptr && strcmp(carrier->kind(), "ring") == 0) {
-    send_message(kChannelFd, MessageKind::kCarrier, 1);
+  auto carrier = carriers::await_choice(
+      fds[0], fds[1], {payload.ring_command_bytes, payload.ring_bulk_bytes}, payload.epoch, gate,
+      wire::kHandshakeTimeoutSeconds * 1'000'000ll, {payload.ring_offset, payload.ring_file_bytes});
+  if (carrier != nullptr) {
+    const bool ring = strcmp(carrier->kind(), "ring") == 0;
+    send_message(kChannelFd, MessageKind::kCarrier, ring ? 1 : 0);
   }
   return carrier;
 }

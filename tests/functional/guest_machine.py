@@ -12,11 +12,13 @@ import socket
 import subprocess
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpupoold import paths
+from gpupoold.guests.region import Regions
 from gpupoold.leases import broker_pb2 as pb
 from tests.functional.broker_host import MIB, BrokerHost, make_lease
 from tests.functional.pool import wait_for
@@ -141,6 +143,8 @@ class Machine:
         self.port = Port(root)
         self.run_dir = root / "guest"
         self.helper: subprocess.Popen[bytes] | None = None
+        self.region: Path | None = None  # that it shares with the host
+        self.helper_options: list[str] = []
         self.lease_file = root / "lease.json"
         # What a program finds by itself where the socket is at its fixed place.
         self.lease_file.write_text(
@@ -156,6 +160,9 @@ class Machine:
 
     def start_helper(self) -> None:
         command = [str(helper_program()), "run", "--port", str(self.port.guest_path)]
+        command += self.helper_options
+        if self.region is not None:
+            command += ["--region", str(self.region)]
         with self.log_file.open("ab") as log:
             self.helper = subprocess.Popen(
                 [*command, "--run-dir", str(self.run_dir)], stdin=subprocess.DEVNULL, stderr=log
@@ -249,14 +256,23 @@ class Host:
     def start(self) -> None:
         self.broker.start({"GPUPOOL_SIMGPU_STATE_DIR": str(self.root / "simgpu")})
 
-    def machine(self, name: str, **fields: object) -> Machine:
-        """A machine whose port is plugged in, and whose helper runs."""
+    def machine(
+        self, name: str, region_mib: int = 0, helper_options: Sequence[str] = (), **fields: object
+    ) -> Machine:
+        """A machine whose port is plugged in, and whose helper runs; with a region, if wanted."""
         machine = Machine(self.root / name)
+        machine.helper_options = list(helper_options)
         self.machines[name] = machine
         machine.port.plug()
-        self.leases[name] = make_lease(
+        lease = self.leases[name] = make_lease(
             memory=512 * MIB, gpu="", port=str(machine.port.host_path), **fields
         )
+        if region_mib:
+            regions = Regions(str(self.root), region_mib, "", str(machine.root))
+            path, inode = regions.make("region", str(uuid.UUID(bytes=lease.id)))
+            machine.region = Path(path)
+            lease.region.path, lease.region.inode = path, inode
+            lease.region.bytes = region_mib * MIB
         self.push()
         machine.start_helper()
         machine.wait_ready()

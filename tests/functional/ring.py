@@ -13,7 +13,7 @@ import time
 from tests.functional import wire
 from tests.functional.wire import Closed, Connection, Lease
 
-ACCEPTS_RING = 1
+ACCEPTS_RING, ACCEPTS_REGION = 1, 2
 TAKES_RING, TAKES_SOCKET = 1, 2
 CONTROL_BYTES = 4096
 
@@ -25,14 +25,15 @@ CONSUMER_SLEEPS, PRODUCER_SLEEPS = 512, 640
 
 
 class RingConnection(Connection):
-    """A data connection that accepts a ring. `region` is there when one was offered."""
+    """A data connection that accepts a ring. `region` is there when one was offered: the bytes from
+    its beginning on."""
 
     def __init__(self, lease: Lease, **options: object) -> None:
         super().__init__(lease, **options)  # type: ignore[arg-type]
         self.memory = -1
         self.region: mmap.mmap | None = None
         self.taken = False
-        self.command_bytes = self.bulk_bytes = 0
+        self.command_bytes = self.bulk_bytes = self.offset = 0
         self.written = self.read = 0
 
     def close(self) -> None:
@@ -43,13 +44,19 @@ class RingConnection(Connection):
 
     def open(self, **hello: object) -> RingConnection:
         """The handshake; what was offered is mapped, and not answered yet."""
-        super().open(purpose=wire.DEVICE, arena=wire.ARENA, accepts=ACCEPTS_RING, **hello)
-        kind, version, self.command_bytes, self.bulk_bytes = struct.unpack("<IIII", self.offer)
-        if kind == 1:
+        hello.setdefault("accepts", ACCEPTS_RING | ACCEPTS_REGION)
+        super().open(purpose=wire.DEVICE, arena=wire.ARENA, **hello)
+        kind, version, self.command_bytes, self.bulk_bytes = struct.unpack("<IIII", self.offer[:16])
+        size = CONTROL_BYTES + 2 * (self.command_bytes + self.bulk_bytes)
+        if kind in (1, 2):
             assert version == 1
             assert self.memory >= 0, "an offer without a descriptor"
-            size = CONTROL_BYTES + 2 * (self.command_bytes + self.bulk_bytes)
+        if kind == 1:
             self.region = mmap.mmap(self.memory, size)
+        if kind == 2:
+            self.offset, whole = struct.unpack("<QQ", self.offer[16:])
+            assert os.fstat(self.memory).st_size == whole
+            self.region = mmap.mmap(self.memory, size, offset=self.offset)
         return self
 
     def choose(self, choice: int) -> None:

@@ -40,7 +40,7 @@ class Loopback : public HandshakeStream {
       if (server.state() == ServerHandshake::State::kProven) {
         std::vector<DeviceSnapshot> devices(2);
         devices[1].memory_bytes = 4096;
-        server.welcome(kSession, 77, 1000, devices, offer);
+        server.welcome(kSession, 77, 1000, devices, offer, region);
       }
     }
     return true;
@@ -60,6 +60,7 @@ class Loopback : public HandshakeStream {
   ServerHandshake server;
   size_t piece = 1 << 20;
   CarrierOffer offer{};
+  RegionOffer region{};
   std::function<void(std::string&)> change_sent, change_received;
 
  private:
@@ -97,6 +98,35 @@ TEST(Handshake, OffersOnlyWhatTheClientAccepts) {
     EXPECT_EQ(result.devices[1].memory_bytes, 4096u);
     EXPECT_TRUE(stream.server.output().empty());
   }
+}
+
+TEST(Handshake, OffersAPlaceInARegion) {
+  for (const bool accepts : {false, true}) {
+    Loopback stream(a_lease());
+    stream.piece = 7;
+    if (accepts) {
+      stream.offer = {static_cast<uint32_t>(OfferKind::kRegion), 1, 4096, 65536};
+      stream.region = {65536, 16 << 20};
+    }
+    HelloRequest request;
+    request.accepts = kAcceptsRing | (accepts ? uint32_t{kAcceptsRegion} : 0);
+    const HandshakeResult result = client_handshake(stream, a_lease(), request);
+    ASSERT_TRUE(result.ok) << result.message;
+    EXPECT_EQ(stream.server.accepts(kAcceptsRegion), accepts);
+    EXPECT_EQ(result.offer.kind, accepts ? 2u : 0u);
+    EXPECT_EQ(result.region.offset, accepts ? 65536u : 0u);
+    EXPECT_EQ(result.region.region_bytes, accepts ? 16u << 20 : 0u);
+    EXPECT_TRUE(stream.server.output().empty());
+  }
+}
+
+// A broker that offers what was not asked for is not understood.
+TEST(Handshake, ARegionThatWasNotAskedForIsRefused) {
+  Loopback stream(a_lease());
+  stream.offer = {static_cast<uint32_t>(OfferKind::kRegion), 1, 4096, 65536};
+  HelloRequest request;
+  request.accepts = kAcceptsRing;
+  EXPECT_FALSE(client_handshake(stream, a_lease(), request).ok);
 }
 
 // Its Hello is shorter, and nothing follows its welcome.

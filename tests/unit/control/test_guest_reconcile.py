@@ -507,6 +507,27 @@ def test_the_broker_is_told_where_the_port_is(world):
     assert port_that_the_broker_is_told(world) == ""
 
 
+def test_the_broker_is_told_of_the_region_where_it_may_use_it(world):
+    world.domains[A].request = SIZED
+    world.create(A)
+    desired = world.pool.broker.desired()
+
+    def region(*, regions):
+        settings = replace(desired.settings, regions=regions, libvirt_region_mib=8)
+        [message] = [
+            message
+            for message in lease_messages(replace(desired, settings=settings))
+            if message.consumer.startswith("virtual machine")
+        ]
+        return message.region
+
+    [guest] = desired.guests
+    told = region(regions=True)
+    assert (told.path, told.inode) == (guest.region_path, os.stat(guest.region_path).st_ino)
+    assert told.bytes == 8 << 20
+    assert region(regions=False).path == ""
+
+
 def test_a_domain_in_the_midst_of_something_is_not_touched():
     guest = Guest(str(uuid.uuid4()), A, "vm", "s", 0, True, "/x", 1, 1, 0.0)
     seen = reconcile.Seen(A, "vm", True, SIZED, settled=False)
