@@ -13,6 +13,8 @@ The header, little endian, at offset 0:
     48      4     1: the lease stands, 2: it has ended
     52      4     offset of what follows (4096)
     56      8     size of the region in bytes
+
+What follows is divided by the broker (doc/rings.md).
 """
 
 from __future__ import annotations
