@@ -34,6 +34,7 @@ class Region::Slot final : public Ring {
     region_->write(&dead, sizeof dead,
                    region_->cut_.offset(index_) + offsetof(carriers::RingControl, worker_dead));
   }
+  void revoke() override { region_->reset(index_, 0); }
   const char* carrier() const override { return "ivshmem"; }
 
  private:

@@ -25,6 +25,7 @@ class Ring {
   virtual bool fd_is_offered() const { return true; }
   virtual void handed_over() {}
   virtual void mark_worker_dead() = 0;
+  virtual void revoke() {}                  // both sides are to stop at once
   virtual const char* carrier() const = 0;  // as people are told
 
   const carriers::RingLayout& layout() const { return layout_; }

@@ -176,6 +176,8 @@ void SessionTable::end(Session& session, wire::RefusalCode code, const std::stri
 // has closed the control connection, which it does with its end.
 void SessionTable::part(Session& session) {
   if (session.slots.empty()) return;
+  // Where the lease has ended the region may be unplugged soon.
+  for (auto& [device, slot] : session.slots) slot->revoke();
   const int fd = session.control.get();
   shutdown(fd, SHUT_WR);
   const bool watched = loop_.watch(fd, EPOLLIN | EPOLLRDHUP, [this, fd](uint32_t) {

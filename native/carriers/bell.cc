@@ -45,6 +45,11 @@ class SocketBell final : public Bell {
     }
   }
 
+  bool gone() override {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return ::poll(&entry, 1, 0) > 0;  // the others are always told
+  }
+
   void shutdown() override { ::shutdown(fd_, SHUT_RDWR); }
 
   void abandon() override {

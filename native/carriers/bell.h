@@ -18,6 +18,8 @@ class Bell {
   // Waits at most `timeout_us` microseconds (negative: without limit); takes in what rang since.
   // By one thread at a time.
   virtual Heard wait(int64_t timeout_us) = 0;
+  // Whether wait() would return kGone once the bells are taken in. From any thread, never waits.
+  virtual bool gone() = 0;
   // From any thread and from handlers of signals: wait() returns kGone, also the other side's.
   virtual void shutdown() = 0;
   virtual void abandon() = 0;  // as Carrier's

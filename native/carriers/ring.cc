@@ -19,20 +19,24 @@ constexpr int64_t kWorkerSpinNs = 50'000;     // longer than it takes to wake a 
 constexpr int64_t kWorkerWorthwhileNs = 100'000;
 constexpr int64_t kRoomSpinNs = 25'000;
 constexpr int64_t kGlanceNs = 3'000;  // a spinning worker answers sooner
-constexpr int kBulkReadable = 4;      // further to WaitFor
+// Of a region that may vanish: how often the bell is looked at, and after which time without a look
+// what was written last is not worth the risk of looking for it.
+constexpr int64_t kBellNs = 1'000'000, kVanishNs = 20'000'000;
+constexpr int kBulkReadable = 4;  // further to WaitFor
 
 void relax() { __builtin_ia32_pause(); }
 
 class RingCarrier final : public Carrier {
  public:
   RingCarrier(std::unique_ptr<RingRegion> region, const RingLayout& layout, RingSide side,
-              uint32_t epoch, std::unique_ptr<Bell> bell, SpinGate* gate)
+              uint32_t epoch, std::unique_ptr<Bell> bell, SpinGate* gate, bool may_vanish)
       : region_(std::move(region)),
         layout_(layout),
         side_(side),
         epoch_(epoch),
         bell_(std::move(bell)),
         gate_(gate),
+        may_vanish_(may_vanish),
         control_(reinterpret_cast<RingControl*>(region_->base())),
         out_(side == RingSide::kClient ? control_->to_worker : control_->to_client),
         in_(side == RingSide::kClient ? control_->to_client : control_->to_worker),
@@ -107,6 +111,7 @@ class RingCarrier final : public Carrier {
   Moved read(const Part* parts, int count, bool may_wait) override {
     for (;;) {
       const bool closed = gone();  // before looking: what was written last is still read
+      if (vanished()) return {Status::kClosed, 0};
       size_t there = broken() == nullptr ? commands_in_.available() : 0;
       note_wrong_in();
       if (broken() != nullptr) return {Status::kClosed, 0};
@@ -138,6 +143,7 @@ class RingCarrier final : public Carrier {
   Moved read_bulk(void* to, size_t bytes, bool may_wait) override {
     for (;;) {
       const bool closed = gone();
+      if (vanished()) return {Status::kClosed, 0};
       size_t there = 0;
       if (broken() == nullptr) {
         std::lock_guard guard(bulk_lock_);
@@ -176,6 +182,7 @@ class RingCarrier final : public Carrier {
   bool wait_for_bulk(size_t bytes) override {
     for (;;) {
       const bool closed = gone();
+      if (vanished()) return false;
       size_t there = 0;
       {
         std::lock_guard guard(bulk_lock_);
@@ -251,11 +258,25 @@ class RingCarrier final : public Carrier {
   // at in the child of a fork, where it is not mapped.)
   bool gone() {
     if (closed_.load(std::memory_order_acquire)) return true;
+    if (may_vanish_ && bell_is_gone()) return true;
     const auto& dead = side_ == RingSide::kClient ? control_->worker_dead : control_->client_dead;
     if (dead.load(std::memory_order_relaxed) == 0 &&
         control_->epoch.load(std::memory_order_relaxed) == epoch_) {
       return false;
     }
+    closed_.store(true, std::memory_order_release);
+    return true;
+  }
+
+  // Looks at the socket now and then, so that also a program that does nothing for a while finds
+  // out before it touches what is not there any more.
+  bool bell_is_gone() {
+    const int64_t now = Patience::now_ns();
+    const int64_t before = bell_seen_ns_.load(std::memory_order_relaxed);
+    if (now - before < kBellNs) return false;
+    bell_seen_ns_.store(now, std::memory_order_relaxed);
+    if (!bell_->gone()) return false;
+    if (now - before > kVanishNs) vanished_.store(true, std::memory_order_relaxed);
     closed_.store(true, std::memory_order_release);
     return true;
   }
@@ -266,6 +287,7 @@ class RingCarrier final : public Carrier {
                     std::memory_order_relaxed);
     }
   }
+  bool vanished() const { return vanished_.load(std::memory_order_relaxed); }
   void note_wrong_out() {
     if (commands_out_.wrong() || bulk_out_.wrong()) [[unlikely]] {
       broken_.store("the other side of the ring claims to have read what was not written",
@@ -315,6 +337,7 @@ class RingCarrier final : public Carrier {
   }
 
   bool spin_is_allowed() const {
+    if (closed_.load(std::memory_order_relaxed)) return false;
     return control_->may_spin.load(std::memory_order_relaxed) != 0 &&
            (side_ == RingSide::kClient || gate_ != nullptr);
   }
@@ -357,6 +380,7 @@ class RingCarrier final : public Carrier {
   int sleep(int what, int64_t timeout_us) {
     const int64_t deadline = timeout_us < 0 ? 0 : Patience::now_ns() + timeout_us * 1000;
     int found = 0;
+    if (gone()) return what;
     for (;;) {
       uint64_t heard;
       {
@@ -387,6 +411,7 @@ class RingCarrier final : public Carrier {
       guard.unlock();
       heard_by_other_.notify_all();
     }
+    if (closed_.load(std::memory_order_relaxed)) return found;
     if (what & (kReadable | kBulkReadable)) {
       in_.consumer_sleeps.value.store(0, std::memory_order_relaxed);
     }
@@ -400,10 +425,13 @@ class RingCarrier final : public Carrier {
   const uint32_t epoch_;
   const std::unique_ptr<Bell> bell_;
   SpinGate* const gate_;
+  const bool may_vanish_;
   RingControl* const control_;
   RingDirection& out_;
   RingDirection& in_;
   std::atomic<bool> closed_{false}, abandoned_{false};
+  std::atomic<bool> vanished_{false};  // the region cannot be expected to be there
+  std::atomic<int64_t> bell_seen_ns_{Patience::now_ns()};
   std::atomic<const char*> broken_{nullptr};
 
   // Of the thread that writes:
@@ -438,9 +466,10 @@ void prepare_ring(void* region, const RingLayout& layout, uint32_t epoch) {
 
 std::unique_ptr<Carrier> make_ring_carrier(std::unique_ptr<RingRegion> region,
                                            const RingLayout& layout, RingSide side, uint32_t epoch,
-                                           std::unique_ptr<Bell> bell, SpinGate* gate) {
+                                           std::unique_ptr<Bell> bell, SpinGate* gate,
+                                           bool may_vanish) {
   return std::make_unique<RingCarrier>(std::move(region), layout, side, epoch, std::move(bell),
-                                       gate);
+                                       gate, may_vanish);
 }
 
 }  // namespace gpupool::carriers

@@ -113,7 +113,8 @@ std::unique_ptr<Carrier> choose_ring(std::unique_ptr<Carrier> socket, int file, 
   const uint64_t choice = region != nullptr ? kTakesRing : kTakesSocket;
   if (!write_all(*socket, &choice, sizeof choice, -1) || region == nullptr) return socket;
   return make_ring_carrier(std::move(region), layout, RingSide::kClient, epoch,
-                           make_socket_bell(release_socket(std::move(socket))));
+                           make_socket_bell(release_socket(std::move(socket))), nullptr,
+                           place.file_bytes != 0);
 }
 
 std::unique_ptr<Carrier> await_choice(int connection, int file, const RingLayout& layout,

@@ -38,6 +38,7 @@ from tests.programs.toolchain import Compiler
 REGION_MIB = 2
 SLOTS = 5  # of 388 KiB each, behind the first 64 KiB of 2 MiB
 FIRST_SLOT = 65536
+EPOCH = 128  # where it lies in a slot
 REFUSED = 4  # how a worker ends that has said why
 SANITIZER = 1  # and one with AddressSanitizer in place of a signal
 
@@ -206,9 +207,11 @@ def test_a_slot_goes_to_nobody_else_while_its_client_lives(host: Host, compiler:
         before = device.offset
         [shown] = host.sessions()
         kill(host, shown, "a test")
+        assert device.region is not None
+        # At once: a region whose lease has ended may be unplugged.
+        wait_for("its end in the slot", lambda: device.region[EPOCH : EPOCH + 4] == bytes(4), 20)
         wait_for("the end", device.gone, 20)
         host.wait_idle()
-        assert device.region is not None
         with contextlib.ExitStack() as stack:
             offsets = []
             for _ in range(SLOTS - 1):

@@ -225,6 +225,58 @@ TEST_F(Regions, WhoHoldsASlotThatWasGivenBackEnds) {
   EXPECT_FALSE(ends.says("hello"));
 }
 
+TEST_F(Regions, BothSidesStopWhenASlotIsRevoked) {
+  auto region = open();
+  auto slot = region->take(7, &why);
+  Ends ends(file, *slot, 7);
+  EXPECT_TRUE(ends.says("hello"));
+  slot->revoke();
+  const carriers::Part part{const_cast<char*>("x"), 1};
+  EXPECT_EQ(ends.client->write(&part, 1, false).status, carriers::Status::kClosed);
+  EXPECT_EQ(ends.worker->write(&part, 1, false).status, carriers::Status::kClosed);
+}
+
+// As when a device is unplugged: what was mapped of it is not there any more. A program that has
+// done nothing since then must not be ended by a signal, whatever it does first.
+TEST_F(Regions, AnIdleClientDoesNotTouchWhatWasUnplugged) {
+  using carriers::Status;
+  for (int first = 0; first < 6; first++) {
+    size_to(4 * kMiB);
+    auto region = open();
+    auto slot = region->take(7, &why);
+    Ends ends(file, *slot, 7);
+    EXPECT_TRUE(ends.says("hello"));
+    ends.worker.reset();
+    usleep(60'000);
+    size_to(0);
+    uint8_t byte = 0;
+    const carriers::Part part{&byte, 1}, bulk{&byte, 1, true};
+    switch (first) {
+      case 0:
+        EXPECT_EQ(ends.client->write(&part, 1, true).status, Status::kClosed);
+        break;
+      case 1:
+        EXPECT_EQ(ends.client->write(&bulk, 1, false).status, Status::kClosed);
+        break;
+      case 2:
+        EXPECT_EQ(ends.client->read(&part, 1, false).status, Status::kClosed);
+        break;
+      case 3:
+        EXPECT_EQ(ends.client->read_bulk(&byte, 1, true).status, Status::kClosed);
+        break;
+      case 4:
+        EXPECT_NE(ends.client->wait(carriers::kReadable, -1), 0);
+        break;
+      default:
+        EXPECT_FALSE(ends.client->wait_for_bulk(1));
+    }
+    EXPECT_FALSE(ends.client->may_spin());
+    EXPECT_NE(ends.client->wait(carriers::kReadable | carriers::kWritable, -1), 0);
+    EXPECT_EQ(ends.client->write(&part, 1, true).status, Status::kClosed);
+    EXPECT_EQ(ends.client->read(&part, 1, true).status, Status::kClosed);
+  }
+}
+
 TEST_F(Regions, AClientLooksWhereItIsSent) {
   auto region = open();
   auto slot = region->take(7, &why);

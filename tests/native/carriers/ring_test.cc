@@ -100,6 +100,7 @@ class LateBell final : public Bell {
     missed = missed || heard == Heard::kNothing;
     return heard == Heard::kNothing ? Heard::kGone : heard;
   }
+  bool gone() override { return bell_->gone(); }
   void shutdown() override { bell_->shutdown(); }
   void abandon() override { bell_->abandon(); }
 
