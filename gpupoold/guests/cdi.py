@@ -6,9 +6,11 @@ specification names the slice's directory and the client libraries, and holds no
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +38,31 @@ def _mount(host: str, container: str, *options: str) -> dict[str, Any]:
         "containerPath": container,
         "options": ["bind", "ro", "nosuid", "nodev", *options],
     }
+
+
+def check_directory(run_dir: str, directory: str) -> None:
+    """Raises OSError if anybody but root and this user could exchange what lies at `directory`.
+
+    Root's container runtime mounts what is there. One that is missing is no danger: only the broker
+    can make it, as long as the directories above are its own.
+    """
+    path = run_dir
+    for name in os.path.relpath(directory, run_dir).split(os.sep):
+        path = os.path.join(path, name)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            reason = "it is not a directory"
+        elif found.st_uid not in (0, os.geteuid()):
+            reason = f"it belongs to user {found.st_uid}"
+        elif found.st_mode & 0o022:
+            # Also an access control list gives nobody more than the group's bits.
+            reason = "others may write to it"
+        else:
+            continue
+        raise PermissionError(errno.EPERM, f"containers are not given it: {reason}", path)
 
 
 def specification(
