@@ -137,13 +137,15 @@ def test_a_lease_file_is_for_its_user_alone(served, root, monkeypatch):
     (native / "client").mkdir(parents=True)
     (native / "client" / "libcuda.so.1").write_bytes(b"")
     monkeypatch.setenv(paths.ENVIRONMENT, str(native))
-    script = "stat -c '%a %U' $GPUPOOL_LEASE_FILE; head -c 1 $GPUPOOL_LEASE_FILE; ls " + str(
-        root / "run" / "leases"
-    )
+    # Nor can the user write to it: run_dir's room is everybody's. 640: the mask of the list.
+    script = (
+        "stat -c '%a %U' $GPUPOOL_LEASE_FILE; head -c 1 $GPUPOOL_LEASE_FILE; "
+        "chmod 666 $GPUPOOL_LEASE_FILE; echo >> $GPUPOOL_LEASE_FILE; ls "
+    ) + str(root / "run" / "leases")
     done = served.ctl(
         "run", "--compute", "1", "--memory", "1", "--", "sh", "-c", script, **as_nobody
     )
-    assert done.stdout == "600 nobody\n{", done.stderr
+    assert done.stdout == "640 root\n{", done.stderr
     until(lambda: not served.pool.store.slices())
 
 
