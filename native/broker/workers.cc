@@ -24,7 +24,6 @@ namespace {
 
 constexpr uint64_t kDefaultLogBytes = 1 << 20;
 constexpr int64_t kDefaultGraceMs = 200;
-constexpr size_t kKeptLogs = 256;
 constexpr int kMessagesAtOnce = 64;      // of one worker; then the loop looks after the others
 constexpr int64_t kRefillDelayMs = 30;   // so that a new worker does not slow the one just taken
 constexpr int64_t kFirstRetryMs = 1000;  // after a worker did not start; doubled each time
@@ -64,10 +63,8 @@ WorkerPool::WorkerPool(EventLoop& loop, std::string executable, std::string run_
                        Callbacks callbacks)
     : loop_(loop),
       executable_(std::move(executable)),
-      log_directory_(run_dir + "/log"),
-      callbacks_(std::move(callbacks)) {
-  prepare_log_directory(log_directory_, kKeptLogs);
-}
+      logs_(run_dir + "/log"),
+      callbacks_(std::move(callbacks)) {}
 
 WorkerPool::~WorkerPool() { end_all(); }
 
@@ -200,7 +197,7 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::Assi
     fds.push_back(ring->fd());
     fds.push_back(spin_page_.get());
   }
-  worker.log->begin(wire::format_uuid(owner.session));
+  worker.log->begin(wire::format_uuid(owner.session), owner.lease);
   const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
   if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, fds, 0, 0,
                            false)) {
@@ -320,7 +317,7 @@ bool WorkerPool::spawn(Worker& worker, std::string* why) {
     return failed("pidfd_open", reason);
   }
   const uint64_t limit = settings_.worker_log_bytes();
-  worker.log = std::make_unique<WorkerLog>(loop_, std::move(log_in), log_directory_,
+  worker.log = std::make_unique<WorkerLog>(loop_, std::move(log_in), logs_,
                                            limit != 0 ? limit : kDefaultLogBytes);
   return true;
 }

@@ -115,7 +115,7 @@ class WorkerPool {
 
   EventLoop& loop_;
   const std::string executable_;
-  const std::string log_directory_;
+  WorkerLogs logs_;  // before the workers, whose logs end with them
   Callbacks callbacks_;
   Settings settings_;
   std::string identity_;  // of everything that a warm worker was started with

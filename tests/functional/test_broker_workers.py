@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
@@ -236,6 +237,39 @@ def test_a_worker_log_is_limited(host: BrokerHost) -> None:
         assert session.ask("query")[0] == 1
         log = host.run_dir / "log" / f"worker-{wire.uuid.UUID(bytes=session.control.session)}.log"
         assert 10_000 <= log.stat().st_size < 10_200
+
+
+def test_the_logs_of_a_lease_are_limited(host: BrokerHost) -> None:
+    """Session after session, each with a log of the most that one may have."""
+    assert host.channel is not None
+    channel = host.channel
+    host.settings.worker_log_bytes = 4 << 20
+    lease, other = make_lease(), make_lease()
+    host.push(lease, other)
+    directory = host.run_dir / "log"
+
+    def talk(lease: pb.Lease, lines: int) -> Path:
+        with Session(host.client_lease(lease)) as session:
+            for _ in range(lines):
+                session.tell("say " + "x" * 16000)
+            [pid] = session.ask("pid")
+        name = wire.uuid.UUID(bytes=session.control.session)
+        wait_for("the worker's end", lambda: not Path(f"/proc/{pid}").exists())
+        channel.state()  # answered after what came of that
+        return directory / f"worker-{name}.log"
+
+    kept = talk(other, 10)
+    logs = [talk(lease, 300) for _ in range(4)]
+    assert sum(file.stat().st_size for file in directory.iterdir() if file != kept) <= 8 << 20
+    assert [file.exists() for file in logs] == [False, False, False, True]
+    assert kept.stat().st_size == 10 * 16001
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(Session(host.client_lease(lease))) for _ in range(6)]
+        for session in sessions:
+            for _ in range(300):
+                session.tell("say " + "x" * 16000)
+            assert session.ask("query")[0] == 1  # goes on without a log
+        assert sum(f.stat().st_size for f in directory.iterdir() if f != kept) <= 16 << 20
 
 
 def test_a_client_that_connects_again_gets_another_worker(host: BrokerHost) -> None:
