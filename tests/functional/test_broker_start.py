@@ -162,6 +162,7 @@ def test_out_of_descriptors_while_it_runs(host: BrokerHost) -> None:
             for each in held:
                 each.connect(str(host.run_dir / "session.sock"))
             wait_for("a word about it", lambda: "ulimit -n" in host.log())
+            assert f"user {os.geteuid()} holds most: 6 of " in host.log()
             assert beside.ask("query")[0] == 1
             for each in held:
                 each.close()

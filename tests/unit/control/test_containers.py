@@ -124,6 +124,7 @@ def test_a_slice_is_a_device_as_long_as_it_is_there(host, containers, client):
     # The same directory as the broker was told, for the same user.
     [lease] = host.broker.pushed[-1].leases
     assert (lease.socket.name, lease.socket.uid) == (piece.virtual_uuid, ALICE.uid)
+    assert lease.uid == ALICE.uid
 
     host.pool.create_slice(ALICE, want("other"))
     host.pool.delete_slice(ALICE, "train", force=False)
