@@ -89,15 +89,6 @@ class Host:
         return self.broker
 
 
-@pytest.fixture
-def host(root):
-    made = Host(root)
-    yield made
-    made.stop()
-    if made.broker is not None:
-        made.broker.close()
-
-
 def pushed_names(push: pb.Push) -> set[str]:
     return {piece.name for lease in push.leases for piece in lease.slices}
 
