@@ -241,12 +241,12 @@ class Pool:
 
     @staticmethod
     def _find_slice(caller: Caller, slices: Sequence[Slice], name: str) -> Slice:
-        for piece in slices:
-            if name in (piece.name, piece.id, piece.virtual_uuid):
-                if not caller.may_use(piece.owner_uid):
-                    raise NotPermitted(f"slice {name} belongs to another user")
-                return piece
-        raise NotFound(f"there is no slice {name}; `slice list` shows those there are")
+        piece = planning.find_slice(slices, name)
+        if piece is None:
+            raise NotFound(f"there is no slice {name}; `slice list` shows those there are")
+        if not caller.may_use(piece.owner_uid):
+            raise NotPermitted(f"slice {name} belongs to another user")
+        return piece
 
     def leases(self, caller: Caller) -> list[Lease]:
         """The caller's leases."""
