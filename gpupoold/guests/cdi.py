@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupoold.model import Slice
+from gpupoold.slices.planning import is_reserved
 
 KIND = "gpupool/slice"
 #: where the client library looks; kSliceDirectory in native/wire/handshake.h
@@ -25,9 +26,13 @@ _OLD, _DIGITS = "0.3.0", "0.5.0"
 
 
 def device_names(piece: Slice) -> list[str]:
-    """The names of a slice's device: its virtual UUID, and its own name if CDI allows that."""
+    """The names of a slice's device: its virtual UUID, and its own name if CDI allows that.
+
+    A name that may be another slice's UUID (an older gpupoold took such) is left out: two devices
+    of one name make both unusable.
+    """
     names = [piece.virtual_uuid]
-    if _NAME.fullmatch(piece.name) and piece.name != piece.virtual_uuid:
+    if _NAME.fullmatch(piece.name) and not is_reserved(piece.name):
         names.insert(0, piece.name)
     return names
 

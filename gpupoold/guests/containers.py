@@ -16,6 +16,7 @@ from gpupoold.conf import Settings
 from gpupoold.guests import cdi
 from gpupoold.model import LeaseKind, Slice
 from gpupoold.pool import Pool
+from gpupoold.slices.planning import is_reserved
 
 LOG = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Containers:
         self._files = SpecFiles(settings.cdi_dir, settings.state_dir)
         self._lock = threading.Lock()
         self._said = ""
+        self._unnamed: set[str] = set()  # slices whose names were said not to be offered
         self._changed = threading.Event()
         self._wake = self._changed.set
         self._stopping = False
@@ -156,6 +158,12 @@ class Containers:
         }
         if owned and not libraries:
             raise FileNotFoundError(2, "the client library is missing", paths.client_directory())
+        reserved = {piece.id for piece in slices if is_reserved(piece.name)}
+        for slice_id in reserved - self._unnamed:
+            LOG.warning(
+                "slice %s is no device under its name, which has the form of a UUID", slice_id
+            )
+        self._unnamed = reserved
         wanted, problem = {}, ""
         for piece in slices:
             if piece.id not in owned:

@@ -132,6 +132,18 @@ def test_a_slice_is_a_device_as_long_as_it_is_there(host, containers, client):
     assert len(list(cdi_dir(host).iterdir())) == 1
 
 
+def test_a_name_that_is_anothers_uuid_is_no_device(host, containers, caplog):
+    victim = host.pool.create_slice(ALICE, want("victim")).piece
+    other = host.pool.create_slice(ALICE, want("other")).piece
+    with host.pool.store.change() as change:  # as an older gpupoold has let it be
+        change.execute("UPDATE slices SET name = ? WHERE id = ?", victim.virtual_uuid, other.id)
+    containers.sync()
+    containers.sync()
+    assert set(devices(host)) == {"victim", victim.virtual_uuid, other.virtual_uuid}
+    said = [record for record in caplog.records if "form of a UUID" in record.message]
+    assert len(said) == 1 and other.id in said[0].getMessage()
+
+
 def test_there_is_no_secret_and_everybody_may_read(host, containers):
     view = host.pool.create_slice(ALICE, want("train"))
     [file] = cdi_dir(host).iterdir()
