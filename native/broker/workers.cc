@@ -403,8 +403,13 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     if (account.host.refund(worker.host_charge, value) != value) {
       return distrust(worker, "it gave back more of the host's memory than it had");
     }
-  } else if (kind == Kind::kChargeHost) {
-    const bool granted = account.host.charge(worker.host_charge, value);
+  } else if (kind == Kind::kRefundBorne) {
+    if (account.borne.refund(worker.borne, value) != value) {
+      return distrust(worker, "it gave back more than was borne for it");
+    }
+  } else if (kind == Kind::kChargeHost || kind == Kind::kBear) {
+    const bool granted = kind == Kind::kBear ? account.borne.charge(worker.borne, value)
+                                             : account.host.charge(worker.host_charge, value);
     if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, {},
                               account.limit(), account.used(), false)) {
       return distrust(worker, "it does not read its answers");
@@ -497,6 +502,7 @@ void WorkerPool::on_exit(Worker& worker) {
   if (worker.assigned) {
     worker.owner.account->close(worker.charge);
     worker.owner.account->host.close(worker.host_charge);
+    worker.owner.account->borne.close(worker.borne);
     if (!exit.expected) {
       log_limited("worker " + std::to_string(worker.pid) + " of session " +
                   wire::format_uuid(worker.owner.session) + ": " + exit.why);

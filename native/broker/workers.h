@@ -45,7 +45,7 @@ struct Worker {
   bool probe = false;
   bool assigned = false;  // a connection was handed over
   Owner owner;
-  Charge charge, host_charge;
+  Charge charge, host_charge, borne;
   std::unique_ptr<Ring> ring;  // that the client was offered
   bool ring_taken = false;
   bool expected_end = false;

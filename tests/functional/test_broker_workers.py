@@ -99,6 +99,27 @@ def test_a_worker_cannot_give_back_what_it_has_not(host: BrokerHost) -> None:
         assert honest.ask("query") == [1, 100 * MIB, 60 * MIB]
 
 
+def test_what_a_full_slice_bears_is_one_for_its_sessions(host: BrokerHost) -> None:
+    assert host.channel is not None
+    lease = make_lease(memory=100 * MIB)
+    host.push(lease)
+    first = Session(host.client_lease(lease))
+    with Session(host.client_lease(lease)) as second:
+        assert first.ask(f"bear {10 * MIB}") == [1, 100 * MIB, 0]
+        assert second.ask(f"bear {7 * MIB}") == [0, 100 * MIB, 0]
+        assert second.ask(f"bear {6 * MIB}") == [1, 100 * MIB, 0]
+        first.tell(f"unbear {2 * MIB}")
+        wait_for("it to come back", lambda: second.ask(f"bear {2 * MIB}")[0] == 1)
+        [pid] = first.ask("pid")
+        os.kill(pid, signal.SIGKILL)
+        assert host.channel.event("worker_ended").pid == pid
+        assert second.ask(f"bear {8 * MIB}")[0] == 1
+        assert second.ask("bear 1")[0] == 0
+        second.tell(f"unbear {17 * MIB}")
+        ended = host.channel.event("worker_ended")
+        assert not ended.expected and "borne" in ended.why
+
+
 @pytest.mark.parametrize(
     "packet",
     [
