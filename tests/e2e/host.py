@@ -234,7 +234,8 @@ class Host:
             )
         if disk is not None:
             devices += (
-                f"<disk type='file' device='disk'><source file='{disk}'/><driver type='raw'/>"
+                f"<disk type='file' device='disk'><driver type='raw'/>"
+                f"<source file='{disk}'><seclabel model='dac' relabel='no'/></source>"
                 "<target dev='vda' bus='virtio'/><readonly/></disk>"
             )
         if machine == "q35":
