@@ -71,24 +71,21 @@ def test_a_slice_comes_to_a_running_machine_and_goes(host, name, guest_image):
         assert code != 0 and "CUDA_ERROR_NO_DEVICE" in output
 
 
-@pytest.mark.parametrize("how", ["reboot", "reset"])
-def test_the_guest_boots_again_while_a_program_runs(host, name, guest_image, how):
+def test_the_guest_boots_again_while_a_program_runs(host, name, guest_image):
     machine = host.start(name, sized(), image=guest_image)
     before = whole(host, machine)
     wait_status(machine, 0)
-    Loop(machine)
-    [session] = sessions(host, before)
-    if how == "reboot":
-        machine.send("reboot -f")
-    else:
-        machine.domain.reset()
-    until(lambda: not sessions(host, before), "the session ends with the boot that it was of")
-    [worker] = session["worker_pids"]
-    until(lambda: not os.path.exists(f"/proc/{worker}"), "the end of its worker")
-    wait_status(machine, 0)
-    computes(machine)
+    for boot_again in (lambda: machine.send("reboot -f"), lambda: machine.domain.reset()):
+        Loop(machine)
+        [session] = sessions(host, before)
+        boot_again()
+        until(lambda: not sessions(host, before), "the session ends with the boot that it was of")
+        [worker] = session["worker_pids"]
+        until(lambda w=worker: not os.path.exists(f"/proc/{w}"), "the end of its worker")
+        wait_status(machine, 0)
+        computes(machine)
     after = whole(host, machine)
-    assert after["lease"] == before["lease"] and after["epoch"] > before["epoch"]
+    assert after["lease"] == before["lease"] and after["epoch"] >= before["epoch"] + 2
     machine.domain.destroy()
     gone(host, name, after["region"])
 
@@ -160,9 +157,8 @@ def test_a_save_ends_a_program_and_a_restored_machine_has_a_gpu(host, name, gues
     gone(host, name, after["region"])
 
 
-@pytest.mark.parametrize("machine_type", ["pc", "q35"])
-def test_a_live_migration_while_a_program_runs(host, name, guest_image, machine_type):
-    machine = host.start(name, sized(), machine=machine_type, image=guest_image)
+def test_a_live_migration_while_a_program_runs(host, name, guest_image):
+    machine = host.start(name, sized(), machine="q35", image=guest_image)
     before = whole(host, machine)
     wait_status(machine, 0)
     loop = Loop(machine)
