@@ -98,8 +98,13 @@ def _make_ext4(tree: Path, disk: Path) -> None:
     disk.chmod(0o644)
 
 
-def python(machine: Machine, *words: str) -> tuple[int, str]:
-    """Runs Python in the guest, which has the disk: exit status, output."""
+def python_command(*words: str) -> str:
+    """The command line of Python in the guest, which has the disk."""
     mount = f"[ -d {MOUNT} ] || {{ mkdir {MOUNT} && mount -o ro /dev/vda {MOUNT}; }}"
     settings = f"PYTHONHOME={MOUNT} LD_LIBRARY_PATH={MOUNT}/more PYTHONDONTWRITEBYTECODE=1"
-    return run(machine, f"{mount}; {settings} HOME=/tmp {MOUNT}/bin/python3 {' '.join(words)}")
+    return f"{mount}; {settings} HOME=/tmp {MOUNT}/bin/python3 {' '.join(words)}"
+
+
+def python(machine: Machine, *words: str) -> tuple[int, str]:
+    """Runs it to its end: exit status, output."""
+    return run(machine, python_command(*words))

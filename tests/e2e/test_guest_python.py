@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.e2e.disk import make_disk, python
+from tests.e2e.disk import make_disk, python, python_command
 from tests.e2e.guest import wait_status
 from tests.e2e.host import sized, until
 from tests.e2e.looks import gone, whole
@@ -22,6 +22,30 @@ DISTRIBUTIONS = (
     "gpustat",
 )
 
+#: to the device and back, argument: MiB; prints "ok"
+COPIES = """
+import ctypes, os, sys
+
+cuda = ctypes.CDLL("libcuda.so.1")
+
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    assert status == 0, f"{name}: {status}"
+
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+size = ctypes.c_size_t(int(sys.argv[1]) << 20)
+data, back = os.urandom(size.value), ctypes.create_string_buffer(size.value)
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", ctypes.byref(pointer), size)
+for _ in range(3):
+    call("cuMemcpyHtoD_v2", pointer, data, size)
+    call("cuMemcpyDtoH_v2", back, pointer, size)
+    assert back.raw == data
+print("ok")
+"""
+
 
 def test_numba_and_tools_that_show_nvml(host, name, guest_image):
     disk = make_disk(DISTRIBUTIONS)
@@ -31,6 +55,11 @@ def test_numba_and_tools_that_show_nvml(host, name, guest_image):
     machine.sh(f"cat > /tmp/program.py <<'END'\n{NUMBA.source.read_text()}\nEND")
     code, output = python(machine, "-W", "ignore", "/tmp/program.py")
     assert NUMBA.problem(code, output + "\n") is None
+    # Copies that are larger than all that waits on the way, by two programs at once.
+    machine.sh(f"cat > /tmp/copies.py <<'END'\n{COPIES}\nEND")
+    machine.sh(f"({python_command('/tmp/copies.py', '16')}) </dev/null >/tmp/other 2>&1 &")
+    assert python(machine, "/tmp/copies.py", "16") == (0, "ok")
+    until(lambda: machine.sh("cat /tmp/other") == "ok", "the other program's copies")
     # The tools name the slice's memory, and the guest's program as the guest knows it.
     machine.sh("sleep 1000 | nvml 512 >/tmp/held 2>&1 &")
     until(lambda: "waiting" in machine.sh("cat /tmp/held"), "a program holds memory")
