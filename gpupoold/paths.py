@@ -1,4 +1,6 @@
-"""Where the native parts (broker, worker, client library, coverage) are installed."""
+"""Where the native parts (broker, worker, client library, coverage) are installed, and what both
+gpupoold and its clients must know by name.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ CLIENT_LIBRARIES = {
     "libnvidia-ml.so.1": "libnvidia-ml.so.1",
     "libnvidia-ml.so": "libnvidia-ml.so.1",
 }
+#: below run_dir: the interface again, which only root and gpupoold's own user reach
+ROOT_SOCKET = "private/ctl.sock"
 #: names another prefix with bin/, client/, simgpu/, quiet/ and share/ (development and tests)
 ENVIRONMENT = "GPUPOOL_NATIVE_DIR"
 

@@ -241,12 +241,12 @@ class Pool:
 
     @staticmethod
     def _find_slice(caller: Caller, slices: Sequence[Slice], name: str) -> Slice:
-        for piece in slices:
-            if name in (piece.name, piece.id, piece.virtual_uuid):
-                if not caller.may_use(piece.owner_uid):
-                    raise NotPermitted(f"slice {name} belongs to another user")
-                return piece
-        raise NotFound(f"there is no slice {name}; `slice list` shows those there are")
+        piece = planning.find_slice(slices, name)
+        if piece is None:
+            raise NotFound(f"there is no slice {name}; `slice list` shows those there are")
+        if not caller.may_use(piece.owner_uid):
+            raise NotPermitted(f"slice {name} belongs to another user")
+        return piece
 
     def leases(self, caller: Caller) -> list[Lease]:
         """The caller's leases."""
@@ -280,11 +280,11 @@ class Pool:
     def events(self, caller: Caller, after_id: int, limit: int) -> tuple[list[Event], int]:
         """The stored events after `after_id` that the caller may see, and the last one's id.
 
-        With `limit` only of the newest ones.
+        With `limit` only so many of the newest.
         """
-        found = self.store.events(after_id, limit)
-        visible = [e for e in found if e.owner_uid is None or caller.may_use(e.owner_uid)]
-        return visible, found[-1].id if found else after_id
+        last = self.store.last_event_id()  # before: what comes in between is found here or later
+        found = self.store.events(after_id, limit, None if caller.is_admin else caller.uid)
+        return found, max(after_id, last, found[-1].id if found else 0)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls it, in some thread, whenever there may be new events."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import grpc
@@ -44,16 +45,16 @@ class ApiServer:
         self,
         settings: Settings,
         pool: Pool,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         guests: Guests | None = None,
     ) -> None:
-        """`listener` is the public socket (peers.claim); guests: None without libvirt."""
+        """`listeners`: root's and the public socket (peers.Claim); guests: None without libvirt."""
         self._guests = guests
         self._settings = settings
         self._pool = pool
         self._private = os.path.join(settings.private_dir, "api.sock")
         self._gate = PeerGate(
-            listener, self._private, settings.max_connections, settings.max_connections_per_user
+            listeners, self._private, settings.max_connections, settings.max_connections_per_user
         )
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from gpupoold import errors
+from gpupoold.paths import ROOT_SOCKET
 
 TIMEOUT_SECONDS = 30
+PATIENCE_SECONDS = 15  # with a socket whose queue of connections is full
+#: gRPC takes the kernel's EAGAIN for a connection in the making and then finds it not connected
+FULL = (errno.EAGAIN, errno.ENOTCONN)
+PAUSES = (0.02, 0.5)  # between two attempts: the first, and the longest
 VERBOSITY = "GRPC_VERBOSITY"
 
 
@@ -34,6 +40,7 @@ class Cli:
         self.as_json = as_json
         self._channel: Any = None
         self._stub: Any = None
+        self._public = False  # the private socket did not work
         self._quieted = False  # gRPC's messages, by us and not by the user
 
     def close(self) -> None:
@@ -43,8 +50,7 @@ class Cli:
         that program's standard error."""
         if self._channel is None:
             return
-        self._channel.close()
-        self._channel = self._stub = None
+        self._disconnect()
         gc.collect()
         for _ in range(100):
             if len(os.listdir("/proc/self/task")) == 1:
@@ -53,7 +59,19 @@ class Cli:
         if self._quieted:
             os.environ.pop(VERBOSITY, None)
 
+    def _disconnect(self) -> None:
+        self._channel.close()
+        self._channel = self._stub = None
+
     def _path(self) -> str:
+        """The socket; the one that only root reaches, if that is there: nobody floods it."""
+        path = self._public_path()
+        private = os.path.join(os.path.dirname(path), ROOT_SOCKET)
+        if self._public or not os.access(private, os.W_OK):
+            return path
+        return private
+
+    def _public_path(self) -> str:
         kind, _, path = self.connect.partition(":")
         if kind == "unix" and path:
             return os.path.abspath(path.removeprefix("//"))
@@ -81,7 +99,8 @@ class Cli:
             from gpupoold.api import gpupool_pb2_grpc
 
             self._channel = grpc.insecure_channel(
-                f"unix:{path}", options=[("grpc.enable_http_proxy", 0)]
+                f"unix:{path}",
+                options=[("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)],
             )
             self._stub = gpupool_pb2_grpc.PoolStub(self._channel)
         return self._stub
@@ -95,6 +114,8 @@ class Cli:
             why = "there is no such socket: is gpupoold running?"
         except ConnectionRefusedError:
             why = "nobody listens there: is gpupoold running?"
+        except BlockingIOError:
+            why = "too many connections wait to be accepted; try again"
         except OSError as error:
             why = error.strerror or str(error)
         else:
@@ -105,13 +126,45 @@ class Cli:
 
     def call(self, method: str, request: Any, timeout: float | None = TIMEOUT_SECONDS) -> Any:
         """One request; raises CommandError with the daemon's sentence."""
+        return self._patiently(lambda: getattr(self.stub, method)(request, timeout=timeout))
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        """The answers to one request, without end; raises as `call` does."""
         import grpc
 
-        function = getattr(self.stub, method)
+        def begin() -> tuple[Any, list[Any]]:
+            answers = iter(getattr(self.stub, method)(request))
+            return answers, [first for first in [next(answers, None)] if first is not None]
+
+        answers, first = self._patiently(begin)
+        yield from first
         try:
-            return function(request, timeout=timeout)
+            yield from answers
         except grpc.RpcError as error:
             raise self.error(error) from None
+
+    def _patiently(self, work: Callable[[], Any]) -> Any:
+        """Does it again, for some time, as long as no connection can be made for now."""
+        import grpc
+
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        pause, longest = PAUSES
+        while True:
+            try:
+                return work()
+            except grpc.RpcError as error:
+                # What was not sent can be sent again.
+                if "failed to connect" not in (error.details() or ""):
+                    raise self.error(error) from None
+                full = any(os.strerror(number) in error.details() for number in FULL)
+                if not full and self._path() != self._public_path():
+                    self._public = True  # left by a gpupoold that was killed, or by an older one
+                elif not full or time.monotonic() >= deadline:
+                    raise self.error(error) from None
+            # A fresh connection: gRPC by itself waits longer and longer.
+            self._disconnect()
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def error(self, error: Any) -> CommandError:
         """The sentence and exit status of a gRPC error."""
@@ -133,7 +186,7 @@ class Cli:
         if code == grpc.StatusCode.UNAVAILABLE and not details.startswith(
             ("the broker", "programs cannot", "slice ", "libvirt ")
         ):
-            return CommandError(self._unreachable(self._path()), errors.EXIT_UNREACHABLE)
+            return CommandError(self._unreachable(self._public_path()), errors.EXIT_UNREACHABLE)
         status = errors.EXIT_OF_STATUS.get(code.name, errors.EXIT_OTHER)
         return CommandError(details, status)
 

@@ -41,20 +41,15 @@ def events(cli: Cli, follow: bool, after: int, limit: int | None) -> None:
 
     With --json each event is one line.
     """
-    import grpc
-
     from gpupoold.api import gpupool_pb2 as pb
 
     request = pb.WatchEventsRequest(after_id=after, follow=follow, limit=limit or 0)
-    try:
-        for message in cli.stub.WatchEvents(request):
-            entry = event_entry(message)
-            if cli.as_json:
-                click.echo(json.dumps(entry))
-            else:
-                click.echo(
-                    f"{moment(entry['time'])}  {entry['kind']:<20}  {entry['subject'] or '-'}: "
-                    f"{entry['text']}"
-                )
-    except grpc.RpcError as error:
-        raise cli.error(error) from None
+    for message in cli.stream("WatchEvents", request):
+        entry = event_entry(message)
+        if cli.as_json:
+            click.echo(json.dumps(entry))
+        else:
+            click.echo(
+                f"{moment(entry['time'])}  {entry['kind']:<20}  {entry['subject'] or '-'}: "
+                f"{entry['text']}"
+            )

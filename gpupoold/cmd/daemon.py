@@ -82,10 +82,12 @@ def serve(arguments: list[str]) -> None:
     _raise_descriptor_limit()
     _make_directory(settings.run_dir, 0o755, may_be_link=True)
     claim = Claim(settings.api_socket)
+    root_claim: Claim | None = None
     store = Store(settings.database, settings.event_limit)
     driver = Driver(settings.driver_directory)
     try:
         _make_directory(settings.private_dir, 0o700)
+        root_claim = Claim(settings.root_socket, 0o600)
         store.open()
         driver.open()
         pool = Pool(settings, store, driver)
@@ -106,7 +108,7 @@ def serve(arguments: list[str]) -> None:
             containers.start()
         else:
             clean_up(settings)
-        api = ApiServer(settings, pool, claim.socket, guests)
+        api = ApiServer(settings, pool, (root_claim.socket, claim.socket), guests)
         api.start()
         LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)
         _notify("READY=1")
@@ -121,6 +123,8 @@ def serve(arguments: list[str]) -> None:
         pool.stop()
     finally:
         claim.close()
+        if root_claim is not None:
+            root_claim.close()
         driver.close()
         store.close()
 

@@ -34,6 +34,7 @@ OPTIONS = [
         default=10000,
         min=100,
         max=1000000,
-        help="How many of the latest events are kept.",
+        help="How many of the latest events are kept in all. Where there are more, whoever has "
+        "most loses the oldest: each user's slices, each user's programs, and the host itself.",
     ),
 ]

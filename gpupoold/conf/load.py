@@ -19,6 +19,7 @@ from oslo_log import log
 import gpupoold
 from gpupoold.conf import opts
 from gpupoold.errors import ConfigurationError
+from gpupoold.paths import ROOT_SOCKET
 
 #: the longest path that a unix socket may have (sizeof(sun_path) - 1)
 SOCKET_PATH_MAX = 107
@@ -75,6 +76,11 @@ class Settings:
     def private_dir(self) -> str:
         """A directory that only gpupoold may enter."""
         return os.path.join(self.run_dir, "private")
+
+    @property
+    def root_socket(self) -> str:
+        """The interface again, for root and gpupoold's own user."""
+        return os.path.join(self.run_dir, ROOT_SOCKET)
 
     @property
     def broker_socket(self) -> str:

@@ -6,13 +6,16 @@ specification names the slice's directory and the client libraries, and holds no
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Sequence
 from typing import Any
 
 from gpupoold.model import Slice
+from gpupoold.slices.planning import is_reserved
 
 KIND = "gpupool/slice"
 #: where the client library looks; kSliceDirectory in native/wire/handshake.h
@@ -23,9 +26,13 @@ _OLD, _DIGITS = "0.3.0", "0.5.0"
 
 
 def device_names(piece: Slice) -> list[str]:
-    """The names of a slice's device: its virtual UUID, and its own name if CDI allows that."""
+    """The names of a slice's device: its virtual UUID, and its own name if CDI allows that.
+
+    A name that may be another slice's UUID (an older gpupoold took such) is left out: two devices
+    of one name make both unusable.
+    """
     names = [piece.virtual_uuid]
-    if _NAME.fullmatch(piece.name) and piece.name != piece.virtual_uuid:
+    if _NAME.fullmatch(piece.name) and not is_reserved(piece.name):
         names.insert(0, piece.name)
     return names
 
@@ -36,6 +43,31 @@ def _mount(host: str, container: str, *options: str) -> dict[str, Any]:
         "containerPath": container,
         "options": ["bind", "ro", "nosuid", "nodev", *options],
     }
+
+
+def check_directory(run_dir: str, directory: str) -> None:
+    """Raises OSError if anybody but root and this user could exchange what lies at `directory`.
+
+    Root's container runtime mounts what is there. One that is missing is no danger: only the broker
+    can make it, as long as the directories above are its own.
+    """
+    path = run_dir
+    for name in os.path.relpath(directory, run_dir).split(os.sep):
+        path = os.path.join(path, name)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            reason = "it is not a directory"
+        elif found.st_uid not in (0, os.geteuid()):
+            reason = f"it belongs to user {found.st_uid}"
+        elif found.st_mode & 0o022:
+            # Also an access control list gives nobody more than the group's bits.
+            reason = "others may write to it"
+        else:
+            continue
+        raise PermissionError(errno.EPERM, f"containers are not given it: {reason}", path)
 
 
 def specification(

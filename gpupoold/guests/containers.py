@@ -16,11 +16,14 @@ from gpupoold.conf import Settings
 from gpupoold.guests import cdi
 from gpupoold.model import LeaseKind, Slice
 from gpupoold.pool import Pool
+from gpupoold.slices.planning import is_reserved
 
 LOG = logging.getLogger(__name__)
 
 #: seconds between two looks at files that others may have removed
 INTERVAL = 30.0
+#: the same while something is wrong: a broker that starts puts its directories right
+RETRY = 3.0
 #: where runtimes look; an earlier configuration may have written there
 WELL_KNOWN = ("/etc/cdi", "/var/run/cdi")
 
@@ -103,6 +106,7 @@ class Containers:
         self._files = SpecFiles(settings.cdi_dir, settings.state_dir)
         self._lock = threading.Lock()
         self._said = ""
+        self._unnamed: set[str] = set()  # slices whose names were said not to be offered
         self._changed = threading.Event()
         self._wake = self._changed.set
         self._stopping = False
@@ -129,16 +133,21 @@ class Containers:
         with self._lock:
             problem = ""
             try:
-                for name in self._files.put(self._wanted()):
+                wanted, problem = self._wanted()
+                for name in self._files.put(wanted):
                     LOG.debug("CDI specification %s changed", name)
             except OSError as error:
-                problem = f"{error.filename or self._files.directory}: {error.strerror or error}"
+                problem = self._sentence(error)
             if problem and problem != self._said:
                 LOG.warning("containers get no slices: %s", problem)
                 self._pool.broker.tell("containers.failed", self._settings.host, problem)
             self._said = problem
 
-    def _wanted(self) -> dict[str, str]:
+    def _sentence(self, error: OSError) -> str:
+        return f"{error.filename or self._files.directory}: {error.strerror or error}"
+
+    def _wanted(self) -> tuple[dict[str, str], str]:
+        """The files, and why a slice has none."""
         libraries = client_libraries()
         _, slices, leases, _ = self._pool.store.snapshot()
         owned = {
@@ -149,22 +158,32 @@ class Containers:
         }
         if owned and not libraries:
             raise FileNotFoundError(2, "the client library is missing", paths.client_directory())
-        return {
-            self._files.name(piece): cdi.text_of(
+        reserved = {piece.id for piece in slices if is_reserved(piece.name)}
+        for slice_id in reserved - self._unnamed:
+            LOG.warning(
+                "slice %s is no device under its name, which has the form of a UUID", slice_id
+            )
+        self._unnamed = reserved
+        wanted, problem = {}, ""
+        for piece in slices:
+            if piece.id not in owned:
+                continue
+            directory = self._settings.slice_socket_directory(piece.virtual_uuid)
+            try:
+                cdi.check_directory(self._settings.run_dir, directory)
+            except OSError as error:
+                problem = problem or self._sentence(error)
+                continue
+            wanted[self._files.name(piece)] = cdi.text_of(
                 cdi.specification(
-                    piece,
-                    self._settings.slice_socket_directory(piece.virtual_uuid),
-                    libraries,
-                    self._settings.container_library_dirs,
+                    piece, directory, libraries, self._settings.container_library_dirs
                 )
             )
-            for piece in slices
-            if piece.id in owned
-        }
+        return wanted, problem
 
     def _follow(self) -> None:
         while not self._stopping:
-            self._changed.wait(INTERVAL)
+            self._changed.wait(RETRY if self._said else INTERVAL)
             self._changed.clear()
             if not self._stopping:
                 try:

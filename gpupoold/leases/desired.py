@@ -88,6 +88,7 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
             key=lease.key,
             consumer=f"user {lease.owner_uid}",
             slices=[_slice_message(piece) for piece in pieces],
+            uid=lease.owner_uid,
         )
         if lease.kind == LeaseKind.OWNER and desired.settings.cdi_dir:
             message.socket.name = pieces[0].virtual_uuid

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from gpupoold.access import let_read
 from gpupoold.directories import own_directory
 from gpupoold.model import Lease
 
@@ -49,7 +50,8 @@ class LeaseFiles:
                 stream.write("\n")
                 stream.flush()
                 if uid != os.geteuid():
-                    os.fchown(fd, uid, -1)
+                    # Not its owner, who could fill run_dir with it.
+                    let_read(fd, uid)
             os.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):

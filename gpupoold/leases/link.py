@@ -14,7 +14,7 @@ from gpupoold.gpus import Driver
 from gpupoold.leases import broker_pb2 as pb
 from gpupoold.leases.broker import BrokerClient
 from gpupoold.leases.desired import Desired
-from gpupoold.leases.news import record
+from gpupoold.leases.news import NewsWriter
 from gpupoold.leases.runs import Runs
 from gpupoold.leases.sessions import SessionBook
 from gpupoold.store import Store
@@ -48,6 +48,7 @@ class BrokerLink:
         self._driver = driver
         self._on_event = on_event
         self.book = SessionBook()
+        self._news = NewsWriter(store, on_event)
         self.client = BrokerClient(settings.broker_socket, self)
         self._dirty = threading.Event()
         self._stopping = False
@@ -65,6 +66,7 @@ class BrokerLink:
 
     def start(self) -> None:
         """Begins to connect."""
+        self._news.start()
         self.client.start()
         self._pusher.start()
 
@@ -73,6 +75,7 @@ class BrokerLink:
         self._stopping = True
         self._dirty.set()
         self.client.stop()
+        self._news.stop()
 
     def sync(self) -> None:
         """Pushes now if the broker is there, else as soon as it comes back."""
@@ -128,13 +131,9 @@ class BrokerLink:
         self.book.take_state(state)
 
     def broker_event(self, event: pb.Event) -> None:
-        """Something happened (Listener)."""
+        """Something happened (Listener). Stored elsewhere: the reading thread never waits."""
         self.book.take_event(event)
-        try:
-            if record(self._store, event):
-                self._on_event()
-        except PoolError as error:
-            LOG.error("an event was not stored: %s", error)
+        self._news.inbox.put(event)
 
     def broker_applied(self, applied: pb.Applied) -> None:
         """A pushed state is in force (Listener)."""

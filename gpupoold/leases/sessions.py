@@ -32,11 +32,14 @@ def session_of(state: pb.SessionState) -> Session:
 
 
 class SessionBook:
-    """Thread-safe; the broker's thread writes, requests read."""
+    """Thread-safe; the broker's thread writes, requests read.
+
+    Sessions are kept as they came: there may be thousands a second, and few are ever looked at.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[bytes, pb.SessionState] = {}
         self._used: dict[str, int] = {}  # virtual uuid without "GPU-" -> bytes
         self._device_problems: dict[str, str] = {}  # GPU uuid -> sentence
 
@@ -49,7 +52,7 @@ class SessionBook:
 
     def take_state(self, state: pb.State) -> None:
         """Replaces all by the truth."""
-        sessions = {text_of(entry.id): session_of(entry) for entry in state.sessions}
+        sessions = {entry.id: entry for entry in state.sessions}
         used = {text_of(entry.id): entry.used_bytes for entry in state.slices}
         problems = {entry.uuid: entry.sentence for entry in state.devices if not entry.ready}
         with self._lock:
@@ -62,17 +65,18 @@ class SessionBook:
         what = event.WhichOneof("what")
         with self._lock:
             if what == "session_opened":
-                session = session_of(event.session_opened.session)
+                session = event.session_opened.session
                 self._sessions[session.id] = session
             elif what == "session_ended":
-                self._sessions.pop(text_of(event.session_ended.session), None)
+                self._sessions.pop(event.session_ended.session, None)
             elif what == "slice_usage":
                 self._used[text_of(event.slice_usage.slice)] = event.slice_usage.used_bytes
 
     def sessions(self) -> list[Session]:
         """All sessions, oldest first."""
         with self._lock:
-            return sorted(self._sessions.values(), key=lambda s: (s.started_at, s.id))
+            states = list(self._sessions.values())
+        return sorted(map(session_of, states), key=lambda s: (s.started_at, s.id))
 
     def used_bytes(self, virtual_uuid: str) -> int:
         """What is charged to a slice."""
@@ -86,5 +90,6 @@ class SessionBook:
 
     def count(self, lease_id: str) -> int:
         """How many sessions a lease has."""
+        lease = uuid.UUID(lease_id).bytes
         with self._lock:
-            return sum(session.lease_id == lease_id for session in self._sessions.values())
+            return sum(state.lease == lease for state in self._sessions.values())

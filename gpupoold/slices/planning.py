@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from gpupoold.model import (
     SliceMode,
 )
 
+#: a UUID, also as a GPU's, in any case of the letters
+_UUID_LIKE = re.compile(
+    r"(?:(?:GPU|MIG)-)?[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE
+)
 MEMORY_MAX_MIB = 1 << 34  # 16 PiB: above any card, below any overflow
 
 
@@ -62,12 +67,31 @@ class Plan:
     mode: SliceMode
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a name could be mistaken for a slice's id or virtual UUID, of now or later."""
+    return _UUID_LIKE.fullmatch(name) is not None
+
+
+def find_slice(slices: Iterable[Slice], wanted: str) -> Slice | None:
+    """The slice of this id or virtual UUID; else, and only then, of this name."""
+    pieces = list(slices)
+    for piece in pieces:
+        if wanted in (piece.id, piece.virtual_uuid):
+            return piece
+    return next((piece for piece in pieces if piece.name == wanted), None)
+
+
 def check_name(name: str) -> None:
     """Raises InvalidRequest if a slice cannot have this name."""
     if not NAME_PATTERN.fullmatch(name):
         raise InvalidRequest(
             f"{name!r} cannot be a slice's name: 1 to 63 of A-Z a-z 0-9 . _ - are allowed, the "
             "first a letter or digit"
+        )
+    if is_reserved(name):
+        raise InvalidRequest(
+            f"{name!r} cannot be a slice's name: it has the form of a UUID, by which slices are "
+            "found too"
         )
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpupoold.store.store import Store
+from gpupoold.store.store import Store, Transaction
 
-__all__ = ["Store"]
+__all__ = ["Store", "Transaction"]

@@ -31,6 +31,7 @@ from gpupoold.model import (
     printable,
 )
 from gpupoold.store import schema
+from gpupoold.store.ring import EventRing
 
 
 def _sentence(path: str, error: sqlite3.Error) -> str:
@@ -251,6 +252,7 @@ class Store:
     def __init__(self, path: str, event_limit: int = 10000) -> None:
         self.path = path
         self._event_limit = event_limit
+        self._ring: EventRing | None = None
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._lock_fd: int | None = None
@@ -374,6 +376,7 @@ class Store:
         """
         with self._lock:
             db = self._connection()
+            counted = False
             try:
                 db.execute("BEGIN IMMEDIATE")
                 transaction = Transaction(db)
@@ -384,12 +387,12 @@ class Store:
                         " WHERE key = 'generation'"
                     )
                 if transaction.events:
-                    db.execute(
-                        "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?",
-                        (self._event_limit,),
-                    )
+                    counted = True
+                    self._drop_events(db, transaction.events)
                 db.execute("COMMIT")
             except BaseException as error:
+                if counted:  # and not stored
+                    self._ring = None
                 if db.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
                         db.execute("ROLLBACK")
@@ -398,6 +401,17 @@ class Store:
                         f"nothing was changed: {_sentence(self.path, error)}"
                     ) from error
                 raise
+
+    def _drop_events(self, db: sqlite3.Connection, added: list[Event]) -> None:
+        if self._ring is None:  # the first time, or a change before was not stored
+            rows = db.execute("SELECT id, kind, owner_uid FROM events ORDER BY id")
+            self._ring = EventRing(self._event_limit, rows)
+        else:
+            for event in added:
+                self._ring.add(event.id, event.kind, event.owner_uid)
+        db.executemany(
+            "DELETE FROM events WHERE id = ?", ((gone,) for gone in self._ring.take_excess())
+        )
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -490,15 +504,24 @@ class Store:
         values = [(*row[:5], bool(row[5]), *row[6:]) for row in rows]
         return [Guest(*value) for value in values]
 
-    def events(self, after_id: int = 0, limit: int = 0) -> list[Event]:
-        """The stored events after `after_id`, oldest first; the newest `limit` of them if not 0."""
+    def events(self, after_id: int = 0, limit: int = 0, uid: int | None = None) -> list[Event]:
+        """The stored events after `after_id`, oldest first; the newest `limit` of them if not 0.
+
+        With `uid`, only those of this user and of nobody.
+        """
         rows = self._rows(
             "SELECT id, time, kind, subject, text, data, owner_uid FROM events WHERE id > ?"
-            " ORDER BY id DESC LIMIT ?",
+            " AND (? OR owner_uid IS NULL OR owner_uid = ?) ORDER BY id DESC LIMIT ?",
             after_id,
+            uid is None,
+            uid,
             limit or -1,
         )
         return [
             Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5]), row[6])
             for row in reversed(rows)
         ]
+
+    def last_event_id(self) -> int:
+        """The number of the latest event; 0 if there is none."""
+        return int(self._rows("SELECT coalesce(max(id), 0) FROM events")[0][0])

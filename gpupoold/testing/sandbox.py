@@ -247,6 +247,10 @@ class Sandbox:
                 cwd=self.root,
             )
 
+    def broker_command(self) -> list[str]:
+        """The command line of the broker."""
+        return [str(self.native / "bin" / "gpupool-broker"), "--run-dir", str(self.run_dir)]
+
     def start_broker(self) -> None:
         """Starts the broker."""
         program = self.native / "bin" / "gpupool-broker"
@@ -254,7 +258,7 @@ class Sandbox:
             raise SandboxError(
                 f"{program} is missing: build the native parts, or name them in {paths.ENVIRONMENT}"
             )
-        self.broker = self._spawn([str(program), "--run-dir", str(self.run_dir)], self.broker_log)
+        self.broker = self._spawn(self.broker_command(), self.broker_log)
 
     def start_daemon(self, wait: bool = True) -> None:
         """Starts gpupoold, and waits until it answers (and has its broker, if one runs)."""

@@ -34,12 +34,15 @@ class Ledger {
 };
 
 constexpr uint64_t kDefaultHostBytes = 4ull << 30;
+constexpr uint64_t kBorneBytes = 16ull << 20;
 
-// Memory of the device and, in `host`, what the workers take of the host's for it.
+// Memory of the device and, in `host`, what the workers take of the host's for it. `borne` is what
+// drivers took by themselves when the slice was full: that little comes out of the card's reserve.
 class SliceAccount : public Ledger {
  public:
   using Ledger::Ledger;
   Ledger host{kDefaultHostBytes};
+  Ledger borne{kBorneBytes};
 };
 
 }  // namespace gpupool::broker

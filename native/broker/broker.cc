@@ -67,7 +67,8 @@ Broker::Broker(const BrokerOptions& options)
                       } else {
                         sessions_.on_proven(guest);
                       }
-                    }}),
+                    },
+                    [this] { return sessions_.who_holds_most(); }}),
       sessions_(loop_, door_, leases_, devices_, workers_, events_),
       status_(door_, leases_, devices_, sessions_),
       slice_sockets_(door_, options.run_dir),

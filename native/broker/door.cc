@@ -68,7 +68,9 @@ void Door::on_knock(Listener& listener) {
     }
     if (errno != EMFILE && errno != ENFILE) return;  // nobody there, or he has gone already
     // The backlog must not stay full, or the loop would spin: take the next one and close it.
-    log_limited("a client is turned away: no file descriptor is left (LimitNOFILE, ulimit -n)");
+    const std::string who = callbacks_.who_holds_most();
+    log_limited("a client is turned away: no file descriptor is left (LimitNOFILE, ulimit -n)" +
+                (who.empty() ? "" : "; " + who));
     reserve_.reset();
     Fd refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
     refused.reset();

@@ -67,6 +67,7 @@ class Door {
   struct Callbacks {
     wire::ServerHandshake::FindKey find_key;
     std::function<void(const Guest&)> on_proven;
+    std::function<std::string()> who_holds_most;  // descriptors, for the log
   };
   Door(EventLoop& loop, Callbacks callbacks);
   ~Door();

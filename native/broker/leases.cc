@@ -126,6 +126,7 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
     lease.consumer = pushed.consumer();
     lease.max_sessions = pushed.max_sessions();
     lease.port = pushed.port();
+    if (pushed.has_uid()) lease.user = pushed.uid();
     if (!lease.port.empty()) {
       if (lease.port[0] != '/' || lease.port.size() > kMaxUnixPath) {
         return *why = name + ": its port is not an absolute path of at most 107 bytes",

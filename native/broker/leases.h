@@ -45,10 +45,11 @@ struct LeaseEntry {
   uint32_t process_pid = 0;  // 0: bound to none
   uint64_t process_start = 0;
   uint32_t max_sessions = 0;
-  std::string socket;  // name of its own socket; empty: none
-  uint32_t owner = 0;  // whose socket that is
-  std::string port;    // path of a virtual machine's port; empty: none
-  RegionSpec region;   // that it shares with the host
+  std::string socket;            // name of its own socket; empty: none
+  uint32_t owner = 0;            // whose socket that is
+  std::optional<uint32_t> user;  // whose lease it is
+  std::string port;              // path of a virtual machine's port; empty: none
+  RegionSpec region;             // that it shares with the host
   Fd pidfd;
 };
 

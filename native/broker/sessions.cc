@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -17,6 +18,13 @@ namespace {
 constexpr int64_t kUsageReportMs = 200;
 constexpr size_t kMaxWorkersPerSessionDevice = 4;  // of which all but one are about to end
 constexpr size_t kMaxWaiting = 1024;
+// Descriptors of a worker: channel, pidfd, output, log, ring; and those of one that is about to be.
+constexpr size_t kWorkerDescriptors = 5;
+constexpr size_t kUserShare = 4;  // one user gets a quarter of the descriptors
+
+size_t descriptors_of(const Session& session) {
+  return 1 + kWorkerDescriptors * (session.workers.size() + session.pending);
+}
 
 std::string bytes_of(const wire::Uuid& uuid) {
   return std::string(reinterpret_cast<const char*>(uuid.data()), uuid.size());
@@ -48,7 +56,10 @@ SessionTable::SessionTable(EventLoop& loop, Door& door, LeaseTable& leases, Devi
       leases_(leases),
       devices_(devices),
       workers_(workers),
-      events_(events) {}
+      events_(events) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) descriptors_ = limit.rlim_cur;
+}
 
 SessionTable::~SessionTable() {
   for (auto& [id, session] : sessions_) {
@@ -66,6 +77,33 @@ uint32_t SessionTable::count(const wire::Uuid& lease) const {
   return static_cast<uint32_t>(std::count_if(sessions_.begin(), sessions_.end(), [&](auto& entry) {
     return entry.second.lease == lease;
   }));
+}
+
+bool SessionTable::may_hold(std::optional<uint32_t> user, size_t more, std::string* why) const {
+  if (!user || *user == 0 || *user == geteuid()) return true;
+  size_t held = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (session.user == user) held += descriptors_of(session);
+  }
+  if (held + more <= descriptors_ / kUserShare) return true;
+  *why = "the programs of user " + std::to_string(*user) + " hold " + std::to_string(held) +
+         " of the broker's " + std::to_string(descriptors_) +
+         " file descriptors, and one user may " + "hold " +
+         std::to_string(descriptors_ / kUserShare) + " at most";
+  return false;
+}
+
+std::string SessionTable::who_holds_most() const {
+  std::map<std::optional<uint32_t>, size_t> held;
+  for (const auto& [id, session] : sessions_) {
+    const bool unknown = session.peer.uid == kUnknownUid;
+    held[session.user || unknown ? session.user : session.peer.uid] += descriptors_of(session);
+  }
+  const auto most = std::max_element(held.begin(), held.end(),
+                                     [](auto& a, auto& b) { return a.second < b.second; });
+  if (most == held.end()) return "";
+  return (most->first ? "user " + std::to_string(*most->first) : std::string("nobody known")) +
+         " holds most: " + std::to_string(most->second) + " of " + std::to_string(descriptors_);
 }
 
 void SessionTable::on_proven(const Door::Guest& guest) {
@@ -95,6 +133,7 @@ void SessionTable::open_session(const Door::Guest& guest) {
   }
   std::vector<wire::DeviceSnapshot> snapshots;
   std::string why;
+  if (!may_hold(lease->user, 1, &why)) return door_.refuse(guest, RefusalCode::kLimit, why);
   switch (devices_.snapshots(*lease, &snapshots, &why)) {
     case Device::Status::kReady:
       break;
@@ -112,6 +151,7 @@ void SessionTable::open_session(const Door::Guest& guest) {
   Session session;
   session.id = id;
   session.lease = lease_id;
+  session.user = lease->user;
   do {
     session.epoch = randombytes_random();
   } while (session.epoch == 0);  // 0 is the handshake's
@@ -242,6 +282,10 @@ void SessionTable::open_device(const Door::Guest& guest) {
   const size_t most = lease->slices.size() * kMaxWorkersPerSessionDevice;
   if (session->workers.size() + session->pending >= most) {
     return door_.refuse(guest, RefusalCode::kLimit, "the session has too many workers");
+  }
+  std::string why;
+  if (!may_hold(lease->user, kWorkerDescriptors, &why)) {
+    return door_.refuse(guest, RefusalCode::kLimit, why);
   }
   // A client that connects again is done with the worker before.
   if (auto found = session->current.find(device); found != session->current.end()) {

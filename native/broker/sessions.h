@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct Session {
   std::vector<pid_t> workers;         // alive
   std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
   uint32_t pending = 0;               // data connections that wait for a worker
+  std::optional<uint32_t> user;       // whose lease it is of
   // By ordinal: what the client's process may have mapped, as long as it lives.
   std::map<uint32_t, std::shared_ptr<Ring>> slots;
 };
@@ -61,6 +63,8 @@ class SessionTable {
   };
   std::vector<Use> uses(const wire::Uuid& lease) const;
   uint32_t count(const wire::Uuid& lease) const;
+  // "user 1000 holds most: 900 of 1024"; empty: nobody holds any.
+  std::string who_holds_most() const;
 
  private:
   void open_session(const Door::Guest& guest);
@@ -71,6 +75,8 @@ class SessionTable {
   void end(Session& session, wire::RefusalCode code, const std::string& why);
   void part(Session& session);
   void forget_if_over(const wire::Uuid& id);
+  // Whether the user of a lease may have so many descriptors more; root and the broker's own may.
+  bool may_hold(std::optional<uint32_t> user, size_t more, std::string* why) const;
   Session* find(const wire::Uuid& id);
   SessionState state_of(const Session& session) const;
   void report_usage(const wire::Uuid& slice);
@@ -82,6 +88,7 @@ class SessionTable {
   WorkerPool& workers_;
   EventLog& events_;
   uint32_t default_limit_ = 256;
+  size_t descriptors_ = 0;  // that the broker may have
   std::map<wire::Uuid, Session> sessions_;
   std::map<pid_t, Worker*> by_pid_;  // assigned workers
   std::list<Door::Guest> waiting_;   // for snapshots

@@ -1,16 +1,14 @@
 #include "broker/slice_sockets.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <stdexcept>
-#include <vector>
 
 #include "broker/log.h"
+#include "broker/own_directory.h"
 #include "broker/sockets.h"
 
 namespace gpupool::broker {
@@ -18,40 +16,9 @@ namespace {
 
 constexpr char kInner[] = "socket";
 constexpr char kSocket[] = "session.sock";
-constexpr int kDirectory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
-[[noreturn]] void fail(const std::string& path, int error) {
-  throw std::runtime_error(path + ": " + strerror(error));
-}
-
-// Makes it, or takes the one that is there if it is the broker's, or the owner's; then it has this
-// owner and mode. `at`: a directory in which nobody but these two can make a name.
-Fd take_directory(int at, const char* name, const std::string& path, uid_t owner, mode_t mode) {
-  if (mkdirat(at, name, 0700) != 0 && errno != EEXIST) fail(path, errno);
-  Fd directory(openat(at, name, kDirectory));
-  struct stat status;
-  if (!directory || fstat(directory.get(), &status) != 0) fail(path, errno);
-  if (status.st_uid != owner && status.st_uid != geteuid()) {
-    throw std::runtime_error(path + " belongs to user " + std::to_string(status.st_uid));
-  }
-  if (status.st_uid != owner && fchown(directory.get(), owner, static_cast<gid_t>(-1)) != 0) {
-    fail("cannot give " + path + " to user " + std::to_string(owner), errno);
-  }
-  if ((status.st_mode & 07777) != mode && fchmod(directory.get(), mode) != 0) fail(path, errno);
-  return directory;
-}
-
-// Only what the broker itself makes there; anything else keeps the directory, which is the owner's.
-void remove_tree(int at, const std::string& name) {
-  if (const Fd outer(openat(at, name.c_str(), kDirectory)); outer) {
-    if (const Fd inner(openat(outer.get(), kInner, kDirectory)); inner) {
-      unlinkat(inner.get(), kSocket, 0);
-    }
-    unlinkat(outer.get(), kInner, AT_REMOVEDIR);
-  }
-  if (unlinkat(at, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
-    log_limited("the directory of a slice's socket, " + name + ", stays: " + strerror(errno));
-  }
+bool is_own_directory(const struct stat& status) {
+  return S_ISDIR(status.st_mode) && status.st_uid == geteuid();
 }
 
 bool admits(const Peer& peer, uint32_t owner, const DirectoryPlace& place, std::string* why) {
@@ -75,22 +42,34 @@ void SliceSockets::close(const Socket& socket) {
   unlinkat(socket.directory.get(), kSocket, 0);
 }
 
+// Of nobody but the broker: in one that somebody else made, names would not be safe.
+Fd SliceSockets::open_all() const {
+  struct stat status;
+  if (lstat(directory_.c_str(), &status) == 0 && !is_own_directory(status)) {
+    throw std::runtime_error(directory_ + " is not a directory of the broker's user: remove it");
+  }
+  return own_directory(AT_FDCWD, directory_.c_str(), directory_, 0711);
+}
+
 void SliceSockets::open(const LeaseEntry& lease) {
   const std::string path = directory_ + "/" + lease.socket;
-  const Fd all = take_directory(AT_FDCWD, directory_.c_str(), directory_, geteuid(), 0711);
-  const Fd outer = take_directory(all.get(), lease.socket.c_str(), path, lease.owner, 0700);
+  const Fd outer = own_directory(open_all().get(), lease.socket.c_str(), path, 0700, lease.owner);
+  remove_entries(outer.get(), path, [](const std::string& name, const struct stat& status) {
+    return name == kInner && is_own_directory(status);
+  });
+  const std::string inner = path + "/" + kInner;
   Socket socket;
   socket.owner = lease.owner;
-  // The owner may put another directory here, in which he could exchange the socket's file for
-  // anything: only the broker's own is taken.
-  socket.directory = take_directory(outer.get(), kInner, path + "/" + kInner, geteuid(), 0755);
+  socket.directory = own_directory(outer.get(), kInner, inner, 0755);
+  remove_entries(socket.directory.get(), inner,
+                 [](const std::string& name, const struct stat&) { return name == kSocket; });
   const DirectoryPlace place = place_of(socket.directory.get());
   socket.entrance = std::make_shared<Entrance>();
   socket.entrance->lease = lease.id;
   socket.entrance->admits = [owner = lease.owner, place](const Peer& peer, std::string* why) {
     return admits(peer, owner, place, why);
   };
-  Fd listener = listen_in(socket.directory.get(), kSocket, path, 0666);
+  Fd listener = listen_in(socket.directory.get(), kSocket, inner, 0666);
   socket.listener = door_.listen(std::move(listener), "unix", socket.entrance);
   sockets_[lease.socket] = std::move(socket);
 }
@@ -127,16 +106,14 @@ void SliceSockets::apply(const std::map<wire::Uuid, LeaseEntry>& leases, Applied
 
 // Also what an earlier broker left; not what containers of wanted ones look into.
 void SliceSockets::remove_others(const std::map<std::string, const LeaseEntry*>& wanted) {
-  Fd all(::open(directory_.c_str(), kDirectory));
-  if (!all) return;
-  DIR* listing = fdopendir(dup(all.get()));
-  if (listing == nullptr) return;
-  std::vector<std::string> names;
-  while (const dirent* entry = readdir(listing)) names.emplace_back(entry->d_name);
-  closedir(listing);
-  for (const std::string& name : names) {
-    if (name == "." || name == ".." || wanted.contains(name)) continue;
-    remove_tree(all.get(), name);
+  if (struct stat status; lstat(directory_.c_str(), &status) != 0 && errno == ENOENT) return;
+  try {
+    remove_entries(open_all().get(), directory_,
+                   [&](const std::string& name, const struct stat& status) {
+                     return wanted.contains(name) || !S_ISDIR(status.st_mode);
+                   });
+  } catch (const std::runtime_error& error) {
+    log_limited(std::string("directories of slices that are no more stay: ") + error.what());
   }
 }
 

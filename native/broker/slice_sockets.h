@@ -2,9 +2,12 @@
 // socket stands for the lease: no key is needed there, so that a container gets a directory and no
 // secret.
 //
-// NAME belongs to the lease's user and lets nobody else pass; below it everybody may connect, since
-// the processes of a container, which sees `socket` alone, may have any user id. Whoever comes
-// through is the user, root, or in a mount namespace that the user or root gave this directory to.
+// All of it is the broker's, since root's container runtime mounts `socket` by its path: nobody
+// else can exchange or add anything there. The lease's user alone passes through NAME, by an access
+// control list; below it everybody may connect, since the processes of a container, which sees
+// `socket` alone, may have any user id. Whoever comes through is the user, root, or in a mount
+// namespace that the user or root gave this directory to: a stranger who could pass would mount it
+// in a namespace of his own.
 //
 // The directories stay when the broker ends: containers that run find the next broker's socket.
 #pragma once
@@ -36,6 +39,7 @@ class SliceSockets {
     std::shared_ptr<Entrance> entrance;
   };
 
+  Fd open_all() const;                 // throws std::runtime_error
   void open(const LeaseEntry& lease);  // throws std::runtime_error
   void close(const Socket& socket);
   void remove_others(const std::map<std::string, const LeaseEntry*>& wanted);

@@ -95,8 +95,10 @@ Fd listen_at(const sockaddr_un& address, const std::string& path, int type, unsi
 Fd lock_run_directory(const std::string& run_dir) {
   make_directory(run_dir);
   const std::string path = run_dir + "/broker.lock";
-  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) fail("cannot make " + path, errno);
+  // Whoever may read it may lock it, and no broker would start; an earlier release's has 0644.
+  if (fchmod(lock.get(), 0600) != 0) fail("cannot set the mode of " + path, errno);
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail("cannot lock " + path, errno);
     char owner[32] = {};

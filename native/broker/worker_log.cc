@@ -4,11 +4,8 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <vector>
 
 #include "broker/log.h"
 #include "broker/loop.h"
@@ -16,18 +13,24 @@
 namespace gpupool::broker {
 namespace {
 
+constexpr char kAtLimit[] = "\n[the log ends here: its limit is reached]\n";
+constexpr char kNoRoom[] =
+    "\n[the log ends here: the logs of its lease, or all, take the room there is]\n";
+constexpr size_t kNoteRoom = 128;  // of each log, for one of these
+static_assert(sizeof kAtLimit <= kNoteRoom && sizeof kNoRoom <= kNoteRoom);
 constexpr size_t kEarlyLimit = 16 * 1024;
 constexpr int kReadsAtOnce = 8;  // then the loop looks after the others
 
 }  // namespace
 
-WorkerLog::WorkerLog(EventLoop& loop, Fd pipe, std::string directory, uint64_t limit)
-    : loop_(loop), pipe_(std::move(pipe)), directory_(std::move(directory)), left_(limit) {
+WorkerLog::WorkerLog(EventLoop& loop, Fd pipe, WorkerLogs& logs, uint64_t limit)
+    : loop_(loop), pipe_(std::move(pipe)), logs_(logs), left_(limit) {
   loop_.watch(pipe_.get(), EPOLLIN, [this](uint32_t) { drain(); });
 }
 
 WorkerLog::~WorkerLog() {
   if (pipe_) loop_.forget(pipe_.get());
+  if (log_ != nullptr) logs_.finish(log_);
 }
 
 void WorkerLog::drain() {
@@ -45,8 +48,8 @@ void WorkerLog::drain() {
   }
 }
 
-void WorkerLog::begin(const std::string& session) {
-  path_ = directory_ + "/worker-" + session + ".log";
+void WorkerLog::begin(const std::string& session, const wire::Uuid& lease) {
+  log_ = logs_.begin(session, lease);
   std::string early;
   early.swap(early_);
   if (!early.empty()) take(early.data(), early.size());
@@ -54,50 +57,37 @@ void WorkerLog::begin(const std::string& session) {
 
 // Beyond the limit the pipe is still emptied, so that the worker never waits for its log.
 void WorkerLog::take(const char* data, size_t bytes) {
-  if (path_.empty()) {
+  if (log_ == nullptr) {
     early_.append(data, std::min(bytes, kEarlyLimit - std::min(kEarlyLimit, early_.size())));
     return;
   }
   if (failed_ || left_ == 0) return;
-  if (!file_)
-    file_.reset(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
-  std::string end;
+  if (!file_) {
+    if (logs_.grow(*log_, kNoteRoom) < kNoteRoom) {
+      failed_ = true;
+      return log_limited("there is no room for worker log " + log_->path);
+    }
+    file_.reset(
+        open(log_->path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  }
+  std::string_view end;
   if (bytes >= left_) {
     bytes = left_;
-    end = "\n[the log ends here: its limit is reached]\n";
+    end = kAtLimit;
   }
   left_ -= bytes;
+  if (const uint64_t granted = logs_.grow(*log_, bytes); granted < bytes) {
+    bytes = granted;
+    left_ = 0;
+    end = kNoRoom;
+  }
   const bool written =
       file_ && write(file_.get(), data, bytes) == static_cast<ssize_t>(bytes) &&
       write(file_.get(), end.data(), end.size()) == static_cast<ssize_t>(end.size());
   if (!written) {
     failed_ = true;
-    log_limited("worker log " + path_ + " is not written any further: " + strerror(errno));
+    log_limited("worker log " + log_->path + " is not written any further: " + strerror(errno));
   }
-}
-
-void prepare_log_directory(const std::string& directory, size_t keep) {
-  namespace fs = std::filesystem;
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    log(LogLevel::kWarning, "no worker logs: cannot make " + directory + ": " + strerror(errno));
-    return;
-  }
-  struct stat status;
-  if (lstat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-      (status.st_uid != 0 && status.st_uid != geteuid())) {
-    log(LogLevel::kWarning, "no worker logs: " + directory + " is not a directory of our own");
-    return;
-  }
-  std::error_code error;
-  std::vector<std::pair<fs::file_time_type, fs::path>> logs;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    if (entry.path().filename().string().starts_with("worker-") && entry.is_regular_file(error)) {
-      logs.emplace_back(entry.last_write_time(error), entry.path());
-    }
-  }
-  if (logs.size() <= keep) return;
-  std::sort(logs.begin(), logs.end());
-  for (size_t i = 0; i < logs.size() - keep; i++) fs::remove(logs[i].second, error);
 }
 
 }  // namespace gpupool::broker

@@ -1,11 +1,13 @@
 // What a worker writes to its standard output and error, until a limit, into
-// <run_dir>/log/worker-<session>.log. What it says before it has a session is kept for then.
+// <run_dir>/log/worker-<session>.log, as far as the lease has room there. What it says before it
+// has a session is kept for then.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "broker/fd.h"
+#include "broker/worker_logs.h"
 
 namespace gpupool::broker {
 
@@ -13,12 +15,12 @@ class EventLoop;
 
 class WorkerLog {
  public:
-  WorkerLog(EventLoop& loop, Fd pipe, std::string directory, uint64_t limit);
+  WorkerLog(EventLoop& loop, Fd pipe, WorkerLogs& logs, uint64_t limit);
   ~WorkerLog();
   WorkerLog(const WorkerLog&) = delete;
   WorkerLog& operator=(const WorkerLog&) = delete;
 
-  void begin(const std::string& session);
+  void begin(const std::string& session, const wire::Uuid& lease);
   void drain();  // takes what is in the pipe now
   // The beginning of what was written, for a worker that died without a session.
   const std::string& early() const { return early_; }
@@ -28,15 +30,12 @@ class WorkerLog {
 
   EventLoop& loop_;
   Fd pipe_;
-  std::string directory_;
-  std::string path_;  // empty: no session yet
+  WorkerLogs& logs_;
+  WorkerLogs::Log* log_ = nullptr;  // none: no session yet
   std::string early_;
   Fd file_;
   uint64_t left_;
   bool failed_ = false;
 };
-
-// Makes the directory, readable by its owner only; removes the oldest logs above `keep`.
-void prepare_log_directory(const std::string& directory, size_t keep);
 
 }  // namespace gpupool::broker

@@ -24,7 +24,6 @@ namespace {
 
 constexpr uint64_t kDefaultLogBytes = 1 << 20;
 constexpr int64_t kDefaultGraceMs = 200;
-constexpr size_t kKeptLogs = 256;
 constexpr int kMessagesAtOnce = 64;      // of one worker; then the loop looks after the others
 constexpr int64_t kRefillDelayMs = 30;   // so that a new worker does not slow the one just taken
 constexpr int64_t kFirstRetryMs = 1000;  // after a worker did not start; doubled each time
@@ -64,10 +63,8 @@ WorkerPool::WorkerPool(EventLoop& loop, std::string executable, std::string run_
                        Callbacks callbacks)
     : loop_(loop),
       executable_(std::move(executable)),
-      log_directory_(run_dir + "/log"),
-      callbacks_(std::move(callbacks)) {
-  prepare_log_directory(log_directory_, kKeptLogs);
-}
+      logs_(run_dir + "/log"),
+      callbacks_(std::move(callbacks)) {}
 
 WorkerPool::~WorkerPool() { end_all(); }
 
@@ -202,7 +199,7 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::Assi
     fds.push_back(ring->fd());
     fds.push_back(spin_page_.get());
   }
-  worker.log->begin(wire::format_uuid(owner.session));
+  worker.log->begin(wire::format_uuid(owner.session), owner.lease);
   const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
   if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, fds, 0, 0,
                            false)) {
@@ -335,7 +332,7 @@ bool WorkerPool::spawn(Worker& worker, std::string* why) {
     return failed("pidfd_open", reason);
   }
   const uint64_t limit = settings_.worker_log_bytes();
-  worker.log = std::make_unique<WorkerLog>(loop_, std::move(log_in), log_directory_,
+  worker.log = std::make_unique<WorkerLog>(loop_, std::move(log_in), logs_,
                                            limit != 0 ? limit : kDefaultLogBytes);
   return true;
 }
@@ -425,8 +422,13 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     if (account.host.refund(worker.host_charge, value) != value) {
       return distrust(worker, "it gave back more of the host's memory than it had");
     }
-  } else if (kind == Kind::kChargeHost) {
-    const bool granted = account.host.charge(worker.host_charge, value);
+  } else if (kind == Kind::kRefundBorne) {
+    if (account.borne.refund(worker.borne, value) != value) {
+      return distrust(worker, "it gave back more than was borne for it");
+    }
+  } else if (kind == Kind::kChargeHost || kind == Kind::kBear) {
+    const bool granted = kind == Kind::kBear ? account.borne.charge(worker.borne, value)
+                                             : account.host.charge(worker.host_charge, value);
     if (!worker::send_message(worker.channel.get(), Kind::kAccount, granted ? 1 : 0, {}, {},
                               account.limit(), account.used(), false)) {
       return distrust(worker, "it does not read its answers");
@@ -519,6 +521,7 @@ void WorkerPool::on_exit(Worker& worker) {
   if (worker.assigned) {
     worker.owner.account->close(worker.charge);
     worker.owner.account->host.close(worker.host_charge);
+    worker.owner.account->borne.close(worker.borne);
     if (!exit.expected) {
       log_limited("worker " + std::to_string(worker.pid) + " of session " +
                   wire::format_uuid(worker.owner.session) + ": " + exit.why);

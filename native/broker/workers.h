@@ -46,7 +46,7 @@ struct Worker {
   bool probe = false;
   bool assigned = false;  // a connection was handed over
   Owner owner;
-  Charge charge, host_charge;
+  Charge charge, host_charge, borne;
   std::shared_ptr<Ring> ring;  // that the client was offered, and has not declined
   bool ring_taken = false;
   bool expected_end = false;
@@ -119,7 +119,7 @@ class WorkerPool {
 
   EventLoop& loop_;
   const std::string executable_;
-  const std::string log_directory_;
+  WorkerLogs logs_;  // before the workers, whose logs end with them
   Callbacks callbacks_;
   Settings settings_;
   std::string identity_;  // of everything that a warm worker was started with

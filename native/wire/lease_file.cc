@@ -172,7 +172,7 @@ std::optional<LeaseFile> load_lease_from_environment(std::string* why) {
   } else {
     *why =
         "GPUPOOL_LEASE_FILE is not set: start the program with gpupoolctl run, or its container "
-        "with --device gpupool/slice=NAME";
+        "with --device gpupool/slice=NAME; in a virtual machine ask gpupool-guest status";
     return std::nullopt;
   }
   const char* only = getenv("GPUPOOL_CARRIER");

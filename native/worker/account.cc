@@ -19,10 +19,14 @@ bool ChannelAccount::ask(uint32_t kind, uint64_t bytes, bool* granted) {
   return true;
 }
 
-bool ChannelAccount::charge(uint64_t bytes) {
+bool ChannelAccount::granted(uint32_t kind, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   bool granted = false;
-  return ask(static_cast<uint32_t>(MessageKind::kCharge), bytes, &granted) && granted;
+  return ask(kind, bytes, &granted) && granted;
+}
+
+bool ChannelAccount::charge(uint64_t bytes) {
+  return granted(static_cast<uint32_t>(MessageKind::kCharge), bytes);
 }
 
 void ChannelAccount::refund(uint64_t bytes) {
@@ -30,10 +34,17 @@ void ChannelAccount::refund(uint64_t bytes) {
   send_message(channel_, MessageKind::kRefund, bytes);
 }
 
-bool ChannelAccount::charge_host(uint64_t bytes) {
+bool ChannelAccount::bear(uint64_t bytes) {
+  return granted(static_cast<uint32_t>(MessageKind::kBear), bytes);
+}
+
+void ChannelAccount::refund_borne(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  bool granted = false;
-  return ask(static_cast<uint32_t>(MessageKind::kChargeHost), bytes, &granted) && granted;
+  send_message(channel_, MessageKind::kRefundBorne, bytes);
+}
+
+bool ChannelAccount::charge_host(uint64_t bytes) {
+  return granted(static_cast<uint32_t>(MessageKind::kChargeHost), bytes);
 }
 
 void ChannelAccount::refund_host(uint64_t bytes) {

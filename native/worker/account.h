@@ -16,6 +16,8 @@ class ChannelAccount : public MemoryAccount {
   bool charge(uint64_t bytes) override;  // also false when the broker is gone
   void refund(uint64_t bytes) override;
   State query() override;
+  bool bear(uint64_t bytes) override;
+  void refund_borne(uint64_t bytes) override;
   bool charge_host(uint64_t bytes) override;
   void refund_host(uint64_t bytes) override;
 
@@ -24,6 +26,7 @@ class ChannelAccount : public MemoryAccount {
 
  private:
   bool ask(uint32_t kind, uint64_t bytes, bool* granted);
+  bool granted(uint32_t kind, uint64_t bytes);
 
   std::mutex mutex_;  // one question at a time: the answers carry no number
   const int channel_;

@@ -8,10 +8,9 @@ namespace gpupool::worker {
 namespace {
 
 constexpr uint64_t kMib = 1 << 20;
-constexpr uint64_t kGranule = 2 * kMib;     // in which drivers take memory
-constexpr uint64_t kTolerance = 16 * kMib;  // a driver's own small needs, when the slice is full
-constexpr uint64_t kHostFree = 32 * kMib;   // every session's, without being charged
-constexpr uint64_t kHostStep = 16 * kMib;   // in which the host's memory is charged
+constexpr uint64_t kGranule = 2 * kMib;    // in which drivers take memory
+constexpr uint64_t kHostFree = 32 * kMib;  // every session's, without being charged
+constexpr uint64_t kHostStep = 16 * kMib;  // in which the host's memory is charged
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -46,17 +45,29 @@ bool Books::settle_locked(uint64_t* missing) {
   if (!used) return true;
   const uint64_t expected = own_ + round_up(charged_, kGranule);
   const uint64_t beyond = *used > expected ? *used - expected : 0;
-  if (beyond <= beyond_) {
-    if (beyond < beyond_) slice_.refund(beyond_ - beyond);
-    beyond_ = beyond;
-    return true;
+  if (beyond < beyond_ + borne_) give_back(beyond_ + borne_ - beyond);
+  // What was borne is charged as soon as there is room.
+  if (borne_ > 0 && slice_.charge(borne_)) {
+    beyond_ += borne_;
+    slice_.refund_borne(borne_);
+    borne_ = 0;
   }
-  if (!slice_.charge(beyond - beyond_)) {
-    *missing = beyond - beyond_;
+  const uint64_t more = beyond - beyond_ - borne_;
+  if (more == 0) return true;
+  if (!slice_.charge(more)) {
+    *missing = more;
     return false;
   }
-  beyond_ = beyond;
+  beyond_ += more;
   return true;
+}
+
+void Books::give_back(uint64_t bytes) {
+  const uint64_t borne = std::min(bytes, borne_);
+  if (borne > 0) slice_.refund_borne(borne);
+  borne_ -= borne;
+  if (bytes > borne) slice_.refund(bytes - borne);
+  beyond_ -= bytes - borne;
 }
 
 bool Books::settle() {
@@ -68,7 +79,11 @@ bool Books::settle() {
 bool Books::settle_or_end(std::string* why) {
   std::lock_guard guard(lock_);
   uint64_t missing;
-  if (settle_locked(&missing) || missing <= kTolerance) return true;
+  if (settle_locked(&missing)) return true;
+  if (slice_.bear(missing)) {
+    borne_ += missing;
+    return true;
+  }
   *why = "the driver holds " + std::to_string(missing / kMib) +
          " MiB more for this program than its slice has room for";
   return false;

@@ -27,7 +27,7 @@ class Books final : public MemoryAccount {
   // After something for which the driver may have taken memory. False: it holds more than was
   // charged, and the slice has no room for it.
   bool settle();
-  // The same with some room for what a driver does by itself; `why` says what is wrong.
+  // The same with what the slice bears of a driver's own; `why` says what is wrong.
   bool settle_or_end(std::string* why);
 
   // Before memory of the host is taken for something that the client sends. False: too much.
@@ -38,6 +38,7 @@ class Books final : public MemoryAccount {
 
  private:
   bool settle_locked(uint64_t* missing);
+  void give_back(uint64_t bytes);
   bool cover_host();
 
   MemoryAccount& slice_;
@@ -45,6 +46,7 @@ class Books final : public MemoryAccount {
   std::mutex lock_;
   uint64_t charged_ = 0;  // by the session's own doing
   uint64_t beyond_ = 0;   // charged since the driver holds more
+  uint64_t borne_ = 0;    // and what was not, for which the slice has no room
   uint64_t own_ = 0;      // the driver's own, from before the session did anything
   bool opened_ = false;
 

@@ -28,6 +28,8 @@ enum class MessageKind : uint32_t {
   kChargeHost = 22,  // value: bytes of the host's memory; answered like kCharge
   kRefundHost = 23,  // value: bytes; not answered
   kCarrier = 24,     // value: 1 the client has taken the ring that it was offered, 0 it has not
+  kBear = 25,        // value: bytes that the driver took, for which the slice has no room; answered
+  kRefundBorne = 26,  // value: bytes; not answered
 };
 
 // In front of every message; the payload or text follows.

@@ -163,6 +163,17 @@ CUresult add(SessionState& session, const Context* context, CUgraph graph,
   }
 }
 
+// What the executable's launches will need, as far as its kernel nodes tell.
+void note_kernel(SessionState& session, const GraphNode& node, GraphExec* exec) {
+  const Function* function = session.function(node.launch.function);
+  exec->prints = exec->prints || function->prints;
+  if (function->launched) return;
+  exec->unsettled = true;
+  if (node.header.enabled != 0) {
+    exec->fresh[node.launch.function.index] = node.launch.function.generation;
+  }
+}
+
 CUresult set(SessionState& session, const Context* context, GraphExec* exec,
              const GraphNode& node) {
   const DriverTable& driver = session.driver();
@@ -177,7 +188,7 @@ CUresult set(SessionState& session, const Context* context, GraphExec* exec,
   const auto kind = static_cast<GraphNodeKind>(node.header.kind);
   switch (kind) {
     case GraphNodeKind::kKernel:
-      exec->prints = exec->prints || session.function(node.launch.function)->prints;
+      note_kernel(session, node, exec);
       result = driver.cuGraphExecKernelNodeSetParams_v2(exec->driver, it, &parameters.kernel);
       break;
     case GraphNodeKind::kCopy:
@@ -225,7 +236,7 @@ CUresult instantiate(SessionState& session, Context* context, const std::vector<
     exec->nodes.push_back(made);
     exec->kinds.push_back(node.header.kind);
     if (node.header.kind == static_cast<uint32_t>(GraphNodeKind::kKernel)) {
-      exec->prints = exec->prints || session.function(node.launch.function)->prints;
+      note_kernel(session, node, exec);
     }
   }
   if (result == CUDA_SUCCESS) {
@@ -288,6 +299,11 @@ bool define(SessionState& session, const Command& command) {
   }
   if (result == CUDA_SUCCESS) {
     session.graph_nodes += nodes.size();
+    if (!session.account().settle()) {
+      drop_graph_exec(session, body.executable, false);
+      session.account().settle();
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
   } else {
     session.graph_execs.erase(body.executable);
   }
@@ -325,6 +341,19 @@ bool update(SessionState& session, const Command& command) {
   return session.answer(command, result);
 }
 
+// Stacks and heaps are taken when a kernel is first launched, in a graph as well.
+bool settle_launch(SessionState& session, GraphExec* exec, CUresult result) {
+  std::string why;
+  if (!session.account().settle_or_end(&why)) return session.refuse(why);
+  if (result != CUDA_SUCCESS) return true;
+  for (const auto& [index, generation] : exec->fresh) {
+    if (Function* function = session.function({index, generation})) function->launched = true;
+  }
+  exec->fresh.clear();
+  exec->unsettled = false;
+  return true;
+}
+
 bool submit(SessionState& session, const Command& command) {
   wire::Decoder decoder = command.body;
   const wire::Handle handle = decoder.handle(), stream_handle = decoder.handle();
@@ -339,15 +368,18 @@ bool submit(SessionState& session, const Command& command) {
   const DriverTable& driver = session.driver();
   if (static_cast<Operation>(command.operation) == Operation::kGraphUpload) {
     if (driver.cuGraphUpload == nullptr) return session.answer(command, CUDA_SUCCESS);
-    return session.answer(command, session.submit(context, stream, [&] {
-      return driver.cuGraphUpload(exec->driver, stream->driver);
-    }));
+    const CUresult result = session.submit(
+        context, stream, [&] { return driver.cuGraphUpload(exec->driver, stream->driver); });
+    std::string why;
+    if (exec->unsettled && !session.account().settle_or_end(&why)) return session.refuse(why);
+    return session.answer(command, result);
   }
   if (exec->prints) context->printing = true;
   session.launches.fetch_add(1, std::memory_order_relaxed);
-  return session.answer(command, session.submit(context, stream, [&] {
-    return driver.cuGraphLaunch(exec->driver, stream->driver);
-  }));
+  const CUresult result = session.submit(
+      context, stream, [&] { return driver.cuGraphLaunch(exec->driver, stream->driver); });
+  if (exec->unsettled && !settle_launch(session, exec, result)) return false;
+  return session.answer(command, result);
 }
 
 }  // namespace

@@ -90,8 +90,8 @@ bool launch(SessionState& session, const Command& command) {
     return driver.cuLaunchKernelEx(&extended.config, function->driver, nullptr, passed);
   });
   if (!function->launched) [[unlikely]] {
-    // Stacks and heaps are taken at a kernel's first launch.
-    function->launched = true;
+    // Stacks and heaps are taken at a kernel's first launch, which may have failed.
+    function->launched = result == CUDA_SUCCESS;
     std::string why;
     if (!session.account().settle_or_end(&why)) return session.refuse(why);
   }

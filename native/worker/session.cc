@@ -9,7 +9,6 @@
 
 #include "worker/plain.h"
 #include "worker/session_state.h"
-#include "worker/waiting.h"
 
 namespace gpupool::worker {
 namespace {
@@ -62,6 +61,7 @@ SessionState::SessionState(std::unique_ptr<carriers::Carrier> carrier, const Ass
 
 SessionState::~SessionState() {
   carrier_->shutdown();  // waiter threads that send come back
+  bookkeeper_.stop();
   host_functions_.close();
   waiters_.stop();
   std::vector<Context*> open;
@@ -75,7 +75,9 @@ SessionState::~SessionState() {
 
 SessionOutcome SessionState::run() {
   try {
-    return serve();
+    const SessionOutcome outcome = serve();
+    const std::string why = ended_why();
+    return why.empty() ? outcome : SessionOutcome{SessionEnd::kProtocolError, why};
   } catch (const std::bad_alloc&) {
     refuse("there is no more memory of the host for this session");
     return {SessionEnd::kProtocolError, refused_};
@@ -89,7 +91,7 @@ SessionOutcome SessionState::serve() {
   for (;;) {
     switch (reader_.next(pending_frees_.empty())) {
       case FrameReader::Result::kFrame:
-        if (!take_frame()) {
+        if (std::lock_guard turn(turn_); !take_frame()) {
           if (refused_.empty() && carrier_->broken() != nullptr) refuse(carrier_->broken());
           if (refused_.empty())
             return {SessionEnd::kClientGone, "the client closed the connection"};
@@ -105,7 +107,10 @@ SessionOutcome SessionState::serve() {
       case FrameReader::Result::kBlocked:
         break;
     }
-    free_ready(false);
+    {
+      std::lock_guard turn(turn_);
+      free_ready(false);
+    }
     if (!pending_frees_.empty()) reader_.wait(2000);
   }
 }
@@ -169,27 +174,6 @@ bool SessionState::take_frame() {
   if (segment != header.bulk_count) return refuse("bulk segments that belong to no command");
   taken_.store(reader_.sequence(), std::memory_order_relaxed);
   return keep_books();
-}
-
-// Many small commands, many bytes, or some time: then the session's books are compared with what
-// is.
-bool SessionState::keep_books() {
-  constexpr uint64_t kCommands = 16384, kBytes = 64 << 20;
-  constexpr int64_t kDeviceUs = 1000000, kHostUs = 100000;
-  std::string why;
-  const uint64_t commands = commands_done.load(std::memory_order_relaxed);
-  const int64_t now = monotonic_us();
-  if (commands - looked_at_commands_ < kCommands &&
-      reader_.received() - looked_at_bytes_ < kBytes && now - looked_host_us_ < kHostUs) {
-    return true;
-  }
-  looked_at_bytes_ = reader_.received();
-  looked_at_commands_ = commands;
-  looked_host_us_ = now;
-  if (!account_.settle_host(&why)) return refuse(why);
-  if (now - looked_device_us_ < kDeviceUs) return true;
-  looked_device_us_ = now;
-  return account_.settle_or_end(&why) || refuse(why);
 }
 
 bool SessionState::execute(const Command& command) {
@@ -400,16 +384,20 @@ bool SessionState::unknown(const Command& command) {
 
 bool SessionState::refuse(const std::string& why) {
   refused_ = why;
+  std::lock_guard guard(send_lock_);
+  send_refusal(why);
+  return false;
+}
+
+void SessionState::send_refusal(const std::string& why) {
   std::vector<uint8_t> body(sizeof(wire::RefusedBody) + wire::align8(why.size()));
   const wire::RefusedBody head{static_cast<uint32_t>(wire::RefusalCode::kBadFrame),
                                static_cast<uint32_t>(why.size())};
   memcpy(body.data(), &head, sizeof head);
   memcpy(body.data() + sizeof head, why.data(), why.size());
-  std::lock_guard guard(send_lock_);
   // A client that does not read must not keep the worker alive: one attempt.
   writer_.send(FrameKind::kRefused, body.data(), static_cast<uint32_t>(body.size()), nullptr, 0, 0,
                0, [] { return false; });
-  return false;
 }
 
 // ---- Contexts, streams, memory ----------------------------------------------------------------

@@ -26,6 +26,10 @@ class MemoryAccount {
   // After the memory was given back.
   virtual void refund(uint64_t bytes) = 0;
   virtual State query() = 0;
+  // What the driver took by itself, for which the slice has no room: a little of it, of all the
+  // slice's sessions together, is borne.
+  virtual bool bear(uint64_t /*bytes*/) { return false; }
+  virtual void refund_borne(uint64_t /*bytes*/) {}
   // The same for memory of the host, of which the slice's sessions together have a share too.
   virtual bool charge_host(uint64_t /*bytes*/) { return true; }
   virtual void refund_host(uint64_t /*bytes*/) {}

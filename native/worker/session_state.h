@@ -14,6 +14,7 @@
 #include "wire/codec.h"
 #include "wire/frame_io.h"
 #include "wire/messages.h"
+#include "worker/bookkeeper.h"
 #include "worker/books.h"
 #include "worker/driver_table.h"
 #include "worker/frames.h"
@@ -84,7 +85,9 @@ struct GraphExec {
   CUgraph graph = nullptr;
   uint32_t context = 0;
   bool prints = false;
-  std::vector<CUgraphNode> nodes;  // of the graph, by which the executable's are named
+  bool unsettled = false;              // what its kernels need was not compared with the books yet
+  std::map<uint32_t, uint32_t> fresh;  // functions that its next launch is the first of
+  std::vector<CUgraphNode> nodes;      // of the graph, by which the executable's are named
   std::vector<uint32_t> kinds;
   std::vector<uint8_t> description;  // while it, or an update, is coming in
 };
@@ -282,6 +285,10 @@ class SessionState final : private Frames::Deputy {
   void send_event(wire::EventKind kind, uint32_t context, const void* body, size_t bytes);
   void grant_credit();
   bool keep_books();
+  bool look_at_books();
+  bool work_outstanding();
+  std::string ended_why();
+  void send_refusal(const std::string& why);  // with send_lock_ held
   uint64_t credit() const {
     return base_credit_.load(std::memory_order_relaxed) + ahead_.load(std::memory_order_relaxed);
   }
@@ -301,6 +308,10 @@ class SessionState final : private Frames::Deputy {
 
   uint64_t looked_at_bytes_ = 0, looked_at_commands_ = 0;  // when the books were last compared
   int64_t looked_host_us_ = 0, looked_device_us_ = 0;
+  std::mutex turn_;  // a frame is executed, or the bookkeeper looks
+  uint64_t looked_at_frame_ = 0;
+  std::mutex ended_lock_;
+  std::string ended_why_;  // by the bookkeeper
   Context* current_ = nullptr;
   Context* context_cache_ = nullptr;  // of the last command
   std::string refused_;
@@ -328,6 +339,7 @@ class SessionState final : private Frames::Deputy {
   OutgoingCopies outgoing_;
   HostFunctions host_functions_;
   Waiters waiters_;
+  Bookkeeper bookkeeper_{[this] { return look_at_books(); }};
   Frames reader_;  // its deputy uses most of the above
 };
 

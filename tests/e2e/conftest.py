@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,18 @@ def host(image: Image) -> Iterator[Host]:
 
     with Host(image) as own:
         yield own
+
+
+@pytest.fixture(scope="session")
+def guest_image(image: Image) -> Iterator[Image]:
+    """The same with the guest's package and some unmodified programs."""
+    from tests.e2e.guest import guest_programs, make_guest_image
+    from tests.e2e.image import cache_directory
+
+    # Not where pytest's files lie: QEMU is another user.
+    with tempfile.TemporaryDirectory(prefix="guest-", dir=cache_directory()) as work:
+        Path(work).chmod(0o755)
+        yield make_guest_image(image, guest_programs(), Path(work))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,10 +47,33 @@ def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T
     return value
 
 
+def free_port() -> int:
+    """A TCP port that nobody uses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class HostPool(Sandbox):
+    """The broker of a host sees libvirt's sockets: it lives in the same mount namespace."""
+
+    namespace = 0  # a process in it
+
+    def broker_command(self) -> list[str]:
+        enter = ["nsenter", f"--mount=/proc/{self.namespace}/ns/mnt", f"--wd={self.root}", "--"]
+        return [*enter, *super().broker_command()]
+
+
 class Host:
     """One host of a pool: broker, gpupoold and libvirtd; a context manager."""
 
-    def __init__(self, image: Image, *, sandbox: type[Sandbox] = Sandbox) -> None:
+    def __init__(
+        self,
+        image: Image,
+        *,
+        sandbox: type[HostPool] = HostPool,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.image = image
         self.root = Path(tempfile.mkdtemp(prefix="gpe2e-", dir="/tmp"))
         self.root.chmod(0o755)
@@ -59,7 +82,9 @@ class Host:
             options={
                 "libvirt": {"uri": self.uri, "interval": 5},
                 "DEFAULT": {"debug": "true"},
-            }
+                **(options or {}),
+            },
+            start_broker=False,
         )
         self._keeper: subprocess.Popen[str] | None = None
         self._libvirtd = 0
@@ -119,6 +144,9 @@ class Host:
         )
         assert self._keeper.stdout is not None
         assert int(self._keeper.stdout.readline()) == self._keeper.pid
+        self.pool.namespace = self._keeper.pid
+        self.pool.start_broker()
+        self.pool.wait_healthy()
         self._spawn("virtlogd", "-p", "/run/libvirt/virtlogd.pid")
         self.start_libvirtd()
 
@@ -189,13 +217,26 @@ class Host:
         identity: str = "",
         crash: str = "destroy",
         devices: str = "",
+        disk: Path | None = None,
         shell: bool = True,
+        memory: int = 192,
+        image: Image | None = None,
     ) -> str:
-        """A definition. shell: with the channel that `Machine.sh` needs."""
+        """A definition. shell: with the channel that `Machine.sh` needs. image: another than the
+        host's. disk: a read-only one."""
+        boots = image or self.image
+        # The processors that QEMU emulates by default are older than what NumPy is built for.
+        cpu = "<cpu mode='maximum'/>" if disk is not None else ""
         if shell:
             devices += (
                 "<channel type='unix'><source mode='bind'/>"
                 f"<target type='virtio' name='{SHELL_PORT}'/></channel>"
+            )
+        if disk is not None:
+            devices += (
+                f"<disk type='file' device='disk'><driver type='raw'/>"
+                f"<source file='{disk}'><seclabel model='dac' relabel='no'/></source>"
+                "<target dev='vda' bus='virtio'/><readonly/></disk>"
             )
         if machine == "q35":
             # Two that its own devices take, and one for what comes later.
@@ -205,12 +246,12 @@ class Host:
   <name>{name}</name>
   <uuid>{identity or uuid.uuid4()}</uuid>
   <metadata>{metadata}</metadata>
-  <memory unit='MiB'>192</memory>
+  <memory unit='MiB'>{memory}</memory>
   <vcpu>1</vcpu>
   <os><type arch='x86_64' machine='{machine}'>hvm</type>
-    <kernel>{self.image.kernel}</kernel><initrd>{self.image.initrd}</initrd>
+    <kernel>{boots.kernel}</kernel><initrd>{boots.initrd}</initrd>
     <cmdline>console=ttyS0 quiet panic=1</cmdline></os>
-  <features><acpi/></features>
+  <features><acpi/></features>{cpu}
   <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>{crash}</on_crash>
   <devices>
     <emulator>/usr/bin/qemu-system-x86_64</emulator>

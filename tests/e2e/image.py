@@ -15,16 +15,17 @@ from pathlib import Path
 
 KERNEL_META = "linux-image-cloud-amd64"
 #: what the guest loads, with what these depend on
-MODULES = ("virtio_pci", "virtio_console", "pvpanic-mmio", "pvpanic-pci")
+MODULES = ("virtio_pci", "virtio_console", "virtio_blk", "pvpanic-mmio", "pvpanic-pci")
 SHELL_PORT = "org.test.shell"
 
 INIT = f"""#!/bin/sh
-export PATH=/bin:/sbin
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 while read -r module; do insmod "/lib/modules/$module"; done < /etc/modules
 echo 1 > /proc/sys/kernel/sysrq
+if [ -x /etc/rc.local ]; then setsid /etc/rc.local </dev/null & fi
 echo "the guest is up"
 port=
 until [ -c "$port" ]; do
@@ -106,7 +107,7 @@ def make_image() -> Image:
 
 def _make_initrd(tree: Path, version: str, target: Path) -> None:
     work = target.with_suffix(f".{os.getpid()}")
-    for name in ("bin", "sbin", "proc", "sys", "dev", "etc", "lib/modules", "tmp"):
+    for name in ("bin", "sbin", "proc", "sys", "dev", "etc", "lib/modules", "tmp", "run"):
         (work / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", work / "bin" / "busybox")
     for name in _output("/bin/busybox", "--list").split():
@@ -123,11 +124,20 @@ def _make_initrd(tree: Path, version: str, target: Path) -> None:
     (work / "etc" / "modules").write_text("\n".join(modules) + "\n")
     (work / "init").write_text(INIT)
     (work / "init").chmod(0o755)
+    pack(work, target)
+    shutil.rmtree(work)
+
+
+def pack(tree: Path, target: Path) -> None:
+    """Makes the tree's initramfs. Of several, one file after another, the later ones' files win."""
     fresh = target.with_suffix(".new")
     with fresh.open("wb") as stream:
         subprocess.run(
-            "find . | cpio -o -H newc --quiet", shell=True, cwd=work, stdout=stream, check=True
+            "find . | cpio -o -H newc --quiet -R 0:0",
+            shell=True,
+            cwd=tree,
+            stdout=stream,
+            check=True,
         )
     fresh.chmod(0o644)
     fresh.rename(target)
-    shutil.rmtree(work)

@@ -17,6 +17,8 @@ PATIENCE = 240.0
 GLIBC = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 #: as Debian's images: /lib, /lib64 and /bin are links
 MERGED = ("bin", "lib", "lib64")
+#: where podman looks for devices
+CDI = Path("/var/run/cdi")
 #: explicit limits, since not every machine lets podman raise them; runc for any cgroup version
 CONFIGURATION = """\
 [containers]
@@ -37,6 +39,14 @@ def libraries(programs: Iterable[Path]) -> set[str]:
         ).stdout
         found |= set(re.findall(r"(?:=> |^\s*)(/\S+) \(0x", output, re.MULTILINE))
     return found
+
+
+def forget_devices(run_dir: Path) -> None:
+    """Removes what a pool left in CDI: the directory is the machine's, and gpupoold leaves its
+    files for its next start."""
+    for file in CDI.glob("*.json"):
+        if str(run_dir) in file.read_text():
+            file.unlink()
 
 
 #: becomes a user with user ids of his own to give away, whom the rest of the machine does not know

@@ -1,7 +1,6 @@
 """A CUDA program under a virtual machine's lease, started on the host.
 
-The guest's own client comes later: until then the lease is used from here, with the key that the
-store holds, as the guest's helper will.
+With the key that the store holds, so that the tests of the lease's life need nothing in the guest.
 """
 
 from __future__ import annotations

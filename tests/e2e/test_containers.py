@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpupoold.guests.containers import client_libraries
-from tests.e2e.podman import Podman
+from tests.e2e.podman import CDI, Podman, forget_devices
 from tests.functional.pool import Pool, wait_for
 from tests.programs.catalog import RUNTIME_PROGRAMS
 from tests.programs.toolchain import Compiler
@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="podman's store and /var/run/cdi are root's"),
     pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed"),
 ]
-#: where podman looks; the name of the test's slices is its own
-CDI = Path("/var/run/cdi")
 OUT_OF_MEMORY = 2
 USER = 31234
 MATMUL = next(program for program in RUNTIME_PROGRAMS if program.name == "matmul")
@@ -118,10 +116,7 @@ def box(podman: Podman, image: str, programs: dict[str, Path]) -> Iterator[Box]:
             pool.slice(name, compute=25, memory=4096)
             yield Box(pool, podman, image, name, programs["memory"])
     finally:
-        # The directory is the machine's, and gpupoold leaves its files for its next start.
-        for file in CDI.glob("*.json"):
-            if str(pool.run_dir) in file.read_text():
-                file.unlink()
+        forget_devices(pool.run_dir)
 
 
 def test_an_unmodified_image_computes(box: Box) -> None:

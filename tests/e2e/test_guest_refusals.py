@@ -11,8 +11,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from gpupoold.testing.sandbox import Sandbox
-from tests.e2e.host import Host, named, sized, until
+from tests.e2e.host import Host, HostPool, named, sized, until
 from tests.e2e.looks import events, gone, grant, guests, leases, whole
 from tests.e2e.tenant import Program
 
@@ -122,7 +121,7 @@ def test_a_machine_without_a_place_for_a_device_keeps_its_lease_and_is_told(host
         gone(host, name, guest["region"], program)
 
 
-class LittleSharedMemory(Sandbox):
+class LittleSharedMemory(HostPool):
     """gpupoold has 8 MiB below /dev/shm."""
 
     def _spawn(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import libvirt
 import pytest
 
-from tests.e2e.host import Host, Machine, named, sized, until
+from tests.e2e.host import Host, Machine, free_port, named, sized, until
 from tests.e2e.looks import (
     devices_in_guest,
     events,
@@ -25,13 +24,6 @@ from tests.e2e.looks import (
     whole,
 )
 from tests.e2e.tenant import Program
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def gone_at_source(host: Host, name: str, program: Program) -> None:

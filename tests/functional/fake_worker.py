@@ -1,9 +1,10 @@
 """A worker without a driver, for tests of the broker alone: it speaks the channel of
 native/worker/channel.h and does what the client's lines say.
 
-Lines: `charge N`, `refund N`, `query` are passed on to the broker, and answered with "granted limit
-used"; `refund` is not answered; `raw HEX` sends a packet to the broker; `say TEXT` writes to the
-log; `exit N`; `end TEXT` ends as after a protocol error; `stubborn` ignores SIGTERM; `pid`.
+Lines: `charge N`, `refund N`, `bear N`, `unbear N` and `query` are passed on to the broker, and
+answered with "granted limit used"; `refund` and `unbear` are not answered; `raw HEX` sends a packet
+to the broker; `say TEXT` writes to the log; `exit N`; `end TEXT` ends as after a protocol error;
+`stubborn` ignores SIGTERM; `pid`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import time
 
 HEADER = struct.Struct("<IIQQQ")
 SNAPSHOT = struct.Struct("<256s16sQII160iii")
+BEAR, REFUND_BORNE = 25, 26
 ASSIGN, ACCOUNT, READY, SNAP, CHARGE, REFUND, QUERY, ENDED = 1, 2, 16, 17, 18, 19, 20, 21
+ASKED = {"charge": CHARGE, "query": QUERY, "bear": BEAR}
 
 
 def send(channel: socket.socket, kind: int, value: int, payload: bytes = b"") -> None:
@@ -43,13 +46,13 @@ def probe(channel: socket.socket) -> None:
 def serve(channel: socket.socket, client: socket.socket) -> None:
     for line in client.makefile("r"):
         word, _, rest = line.strip().partition(" ")
-        if word in ("charge", "query"):
-            send(channel, CHARGE if word == "charge" else QUERY, int(rest or 0))
+        if word in ASKED:
+            send(channel, ASKED[word], int(rest or 0))
             kind, _, granted, limit, used = HEADER.unpack(channel.recv(4096))
             assert kind == ACCOUNT
             client.sendall(f"{granted} {limit} {used}\n".encode())
-        elif word == "refund":
-            send(channel, REFUND, int(rest))
+        elif word in ("refund", "unbear"):
+            send(channel, REFUND if word == "refund" else REFUND_BORNE, int(rest))
         elif word == "raw":
             channel.send(bytes.fromhex(rest))
         elif word == "say":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -185,6 +186,42 @@ def test_sessions_of_a_lease_are_limited(host: BrokerHost) -> None:
         assert host.channel is not None
         host.channel.event("session_ended")
         Session(known).close()
+
+
+class ShortOfDescriptors(BrokerHost):
+    """Its broker may have 400 descriptors, of which one user gets a quarter."""
+
+    def command(self) -> list[str]:
+        return ["prlimit", "--nofile=400:400", *super().command()]
+
+
+def test_one_user_does_not_take_all_descriptors(tmp_path: Path) -> None:
+    mine = [make_lease(uid=30001) for _ in range(2)]
+    other, roots = make_lease(uid=30002), make_lease(uid=0)
+    with ShortOfDescriptors(tmp_path) as host, contextlib.ExitStack() as stack:
+        host.push(*mine, other, roots)
+
+        def opened(lease: pb.Lease) -> Session:
+            return stack.enter_context(Session(host.client_lease(lease)))
+
+        held = [opened(mine[index % 2]) for index in range(100)]
+        for lease in mine:
+            with pytest.raises(Refused, match=r"user 30001 hold 100 of .* 400") as refused:
+                opened(lease)
+            assert refused.value.code == LIMIT
+        with pytest.raises(Refused, match="user 30001") as refused:
+            held[0].worker()
+        assert refused.value.code == LIMIT
+        assert opened(other).ask("query")[0] == 1
+        for _ in range(101):  # root decides for itself
+            opened(roots)
+        assert host.channel is not None
+        for _ in range(5):
+            held.pop().close()
+            host.channel.event("session_ended")
+        assert held[0].ask("query")[0] == 1
+        with pytest.raises(Refused, match="user 30001"):
+            opened(mine[0])
 
 
 def test_anything_on_the_control_connection_ends_the_session(host: BrokerHost) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.functional import namespaces
 from tests.functional.broker_host import BrokerHost, Session, broker_program, make_lease
 from tests.functional.pool import wait_for
 
@@ -49,6 +53,32 @@ def test_a_second_broker(host: BrokerHost) -> None:
         assert status == SOCKET
         assert str(host.process.pid) in said and said.count("\n") == 1
         assert host.connectable()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+def test_nobody_else_takes_the_lock() -> None:
+    """A lock needs no more than the right to read; whoever held it would keep every broker out."""
+    root = Path(tempfile.mkdtemp(prefix="gp-", dir="/tmp"))
+    root.chmod(0o755)  # so that it is the file's mode that decides
+    host = BrokerHost(root)
+    host.run_dir.mkdir()
+    (host.run_dir / "broker.lock").touch(0o644)  # of an earlier release
+    for _ in range(2):
+        with host:
+
+            def take() -> str:
+                with (host.run_dir / "broker.lock").open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return "taken"
+
+            said = namespaces.in_child(take, enter=lambda: namespaces.become(30001))
+            assert said.startswith("PermissionError")
+            for path in host.run_dir.iterdir():
+                shared = path.stat().st_mode & 0o077
+                # Everybody connects to the one, and passes through the other.
+                expected = {"session.sock": 0o066, "slices": 0o011}.get(path.name, 0)
+                assert shared == expected, path.name
+    shutil.rmtree(root)
 
 
 @pytest.mark.parametrize("name", ["session.sock", "broker.sock"])
@@ -132,6 +162,7 @@ def test_out_of_descriptors_while_it_runs(host: BrokerHost) -> None:
             for each in held:
                 each.connect(str(host.run_dir / "session.sock"))
             wait_for("a word about it", lambda: "ulimit -n" in host.log())
+            assert f"user {os.geteuid()} holds most: 6 of " in host.log()
             assert beside.ask("query")[0] == 1
             for each in held:
                 each.close()

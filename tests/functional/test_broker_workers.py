@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
@@ -96,6 +97,27 @@ def test_a_worker_cannot_give_back_what_it_has_not(host: BrokerHost) -> None:
         ended = host.channel.event("worker_ended")
         assert not ended.expected and "memory" in ended.why
         assert honest.ask("query") == [1, 100 * MIB, 60 * MIB]
+
+
+def test_what_a_full_slice_bears_is_one_for_its_sessions(host: BrokerHost) -> None:
+    assert host.channel is not None
+    lease = make_lease(memory=100 * MIB)
+    host.push(lease)
+    first = Session(host.client_lease(lease))
+    with Session(host.client_lease(lease)) as second:
+        assert first.ask(f"bear {10 * MIB}") == [1, 100 * MIB, 0]
+        assert second.ask(f"bear {7 * MIB}") == [0, 100 * MIB, 0]
+        assert second.ask(f"bear {6 * MIB}") == [1, 100 * MIB, 0]
+        first.tell(f"unbear {2 * MIB}")
+        wait_for("it to come back", lambda: second.ask(f"bear {2 * MIB}")[0] == 1)
+        [pid] = first.ask("pid")
+        os.kill(pid, signal.SIGKILL)
+        assert host.channel.event("worker_ended").pid == pid
+        assert second.ask(f"bear {8 * MIB}")[0] == 1
+        assert second.ask("bear 1")[0] == 0
+        second.tell(f"unbear {17 * MIB}")
+        ended = host.channel.event("worker_ended")
+        assert not ended.expected and "borne" in ended.why
 
 
 @pytest.mark.parametrize(
@@ -236,6 +258,39 @@ def test_a_worker_log_is_limited(host: BrokerHost) -> None:
         assert session.ask("query")[0] == 1
         log = host.run_dir / "log" / f"worker-{wire.uuid.UUID(bytes=session.control.session)}.log"
         assert 10_000 <= log.stat().st_size < 10_200
+
+
+def test_the_logs_of_a_lease_are_limited(host: BrokerHost) -> None:
+    """Session after session, each with a log of the most that one may have."""
+    assert host.channel is not None
+    channel = host.channel
+    host.settings.worker_log_bytes = 4 << 20
+    lease, other = make_lease(), make_lease()
+    host.push(lease, other)
+    directory = host.run_dir / "log"
+
+    def talk(lease: pb.Lease, lines: int) -> Path:
+        with Session(host.client_lease(lease)) as session:
+            for _ in range(lines):
+                session.tell("say " + "x" * 16000)
+            [pid] = session.ask("pid")
+        name = wire.uuid.UUID(bytes=session.control.session)
+        wait_for("the worker's end", lambda: not Path(f"/proc/{pid}").exists())
+        channel.state()  # answered after what came of that
+        return directory / f"worker-{name}.log"
+
+    kept = talk(other, 10)
+    logs = [talk(lease, 300) for _ in range(4)]
+    assert sum(file.stat().st_size for file in directory.iterdir() if file != kept) <= 8 << 20
+    assert [file.exists() for file in logs] == [False, False, False, True]
+    assert kept.stat().st_size == 10 * 16001
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(Session(host.client_lease(lease))) for _ in range(6)]
+        for session in sessions:
+            for _ in range(300):
+                session.tell("say " + "x" * 16000)
+            assert session.ask("query")[0] == 1  # goes on without a log
+        assert sum(f.stat().st_size for f in directory.iterdir() if f != kept) <= 16 << 20
 
 
 def test_a_client_that_connects_again_gets_another_worker(host: BrokerHost) -> None:

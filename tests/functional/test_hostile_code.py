@@ -11,16 +11,27 @@ from dataclasses import dataclass
 import pytest
 
 from tests.functional import wire
-from tests.functional.pool import Pool
-from tests.functional.wire import Closed, Connection, Lease, Reply
+from tests.functional.pool import Pool, wait_for
+from tests.functional.wire import Closed, Connection, Lease, Refused, Reply
 
 MIB = 1 << 20
 SLICE_MIB = 64
 OUT_OF_MEMORY, INVALID_IMAGE, INVALID_PTX, LAUNCH_FAILED = 2, 200, 218, 719
-MODULE_LOAD, MODULE_GET_FUNCTION, LAUNCH_KERNEL = 9, 11, 53
+MODULE_LOAD, MODULE_GET_FUNCTION, MEM_ALLOC, LAUNCH_KERNEL = 9, 11, 20, 53
+GRAPH_DEFINE, GRAPH_LAUNCH = 100, 103
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 KERNEL = ".visible .entry k() { ret; }\n"
+SHAPE = (1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0)  # one thread
+# The driver sets a heap of 8 MiB aside for a context when it first launches such a kernel.
+HEAP_MIB, BORNE_MIB = 8, 16
+ALLOCATES = (
+    HEAD
+    + """.extern .func (.param .b64 r) malloc (.param .b64 n);
+.visible .entry k() { .reg .b64 %a; .param .b64 p; .param .b64 q; mov.u64 %a, 1024;
+st.param.b64 [p], %a; call.uni (q), malloc, (p); ld.param.b64 %a, [q]; ret; }
+"""
+).encode()
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +56,27 @@ class Client:
     device: Connection
     calls: int = 100
 
-    def load(self, image: bytes, index: int = 1) -> Reply:
+    def load(self, image: bytes, index: int = 1, context: int = 1) -> Reply:
         pieces = [image[at : at + MIB] for at in range(0, len(image), MIB)]
         self.calls += 1
         body = struct.pack("<IIQIIiIII", index, 1, len(image), 0, 0, -1, 0, 0, 0)
         self.device.send(
-            wire.command(MODULE_LOAD, body, call=self.calls, context=1, bulk_count=len(pieces)),
+            wire.command(
+                MODULE_LOAD, body, call=self.calls, context=context, bulk_count=len(pieces)
+            ),
             pieces,
         )
         [reply] = self.device.replies()
         return reply
 
-    def launch(self, name: str, index: int = 1, threads: int = 1) -> Reply:
+    def function(self, name: str, index: int = 1, number: int = 1, context: int = 1) -> None:
         text = name.encode()
-        body = struct.pack("<IIIIQ", index, 1, 1, 1, len(text)) + text
-        assert self.device.ask(MODULE_GET_FUNCTION, body, context=1).status == 0
-        shape = (1, 1, 1, threads, 1, 1, 0, 0, 0, 0, 0, 0)
+        body = struct.pack("<IIIIQ", index, 1, number, 1, len(text)) + text
+        assert self.device.ask(MODULE_GET_FUNCTION, body, context=context).status == 0
+
+    def launch(self, name: str, index: int = 1, threads: int = 1) -> Reply:
+        self.function(name, index)
+        shape = (1, 1, 1, threads, *SHAPE[4:])
         return self.device.ask(
             LAUNCH_KERNEL, struct.pack("<IIII12I", 1, 1, 1, 0, *shape), context=1
         )
@@ -165,3 +181,57 @@ def test_endless_recursion_is_a_stack_overflow(lease: Lease) -> None:
         assert client.load(text.encode()).status == 0
         assert client.launch("k", threads=32).status == 0
         assert client.device.ask(wire.CTX_SYNCHRONIZE, context=1).status == LAUNCH_FAILED
+
+
+def test_what_graphs_make_the_driver_take_counts_while_the_client_is_silent(lease: Lease) -> None:
+    """A heap for each context, all by launches of graphs in one frame, and nothing after it."""
+    contexts = 20
+    with connected(lease) as client:
+        for number in range(1, contexts + 1):
+            if number > 1:
+                made = struct.pack("<IIIIQQ", number, 1, 0, 0, *wire.ARENA)
+                assert client.device.ask(wire.CTX_CREATE, made, context=number).status == 0
+            assert client.load(ALLOCATES, number, number).status == 0
+            client.function("k", number, number, number)
+            launch = struct.pack("<IIII12I", number, 1, 1, 0, *SHAPE)
+            node = struct.pack("<IIII", 1, 0, 1, 0) + launch
+            body = struct.pack("<IIQII", number, 1, len(node), 1, 0)
+            client.device.send(
+                wire.command(GRAPH_DEFINE, body, call=number, context=number, bulk_count=1), [node]
+            )
+            [reply] = client.device.replies()
+            assert reply.status == 0
+        room = SLICE_MIB - 4 - client.used() // MIB
+        assert client.device.ask(MEM_ALLOC, struct.pack("<Q", room * MIB), context=1).status == 0
+        client.device.send(
+            b"".join(
+                wire.command(GRAPH_LAUNCH, struct.pack("<IIII", number, 1, 1, 0), context=number)
+                for number in range(1, contexts + 1)
+            )
+        )
+        with pytest.raises(Refused, match="more for this program than its slice has room for"):
+            client.device.replies()
+
+
+def test_what_a_full_slice_bears_is_not_each_sessions(lease: Lease) -> None:
+    """Of sessions that each make the driver take a heap, as many go on as the slice bears."""
+
+    def goes_on(client: Client) -> bool:
+        assert client.load(ALLOCATES).status == 0
+        with contextlib.suppress(Refused):
+            return client.launch("k").status == 0
+        return False
+
+    with connected(lease) as holder:
+        room = SLICE_MIB * MIB - holder.used()
+        assert holder.device.ask(MEM_ALLOC, struct.pack("<Q", room), context=1).status == 0
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(connected(lease)) for _ in range(6)]
+            assert sum(map(goes_on, clients)) == BORNE_MIB // HEAP_MIB
+            assert [goes_on(stack.enter_context(connected(lease))) for _ in range(2)] == [False] * 2
+
+        def again() -> bool:
+            with connected(lease) as client:
+                return goes_on(client)
+
+        wait_for("what was borne for them to come back", again)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
+import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.functional.pool import wait_for
 
 OWNER, STRANGER = 30001, 30002
 NAME = "GPU-00000000-1111-2222-3333-444444444444"
+ACL, DEFAULT_ACL = "system.posix_acl_access", "system.posix_acl_default"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
 
@@ -29,6 +32,15 @@ def host() -> Iterator[BrokerHost]:
     with BrokerHost(root) as own:
         yield own
     shutil.rmtree(root)
+
+
+def access_list(user: int, rights: int) -> bytes:
+    """acl(5): the file's user rwx, this one these rights, nobody else any; as xattrs have it."""
+    nobody = 0xFFFFFFFF
+    entries = [(1, 7, nobody), (2, rights, user), (4, 0, nobody), (16, rights, nobody)]
+    return struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", *entry) for entry in [*entries, (32, 0, nobody)]
+    )
 
 
 def owned(owner: int = OWNER, name: str = NAME) -> pb.Lease:
@@ -152,10 +164,149 @@ def test_only_the_owner_and_root_pass(host: BrokerHost) -> None:
     assert as_user(OWNER) == "welcome"
     assert as_user(0) == "welcome"
     assert as_user(STRANGER).startswith("PermissionError")
+    # root:root drwx--x---+: the mask is where the group's rights are shown.
     outer = directory(host).parent.stat()
-    assert (outer.st_uid, outer.st_mode & 0o777) == (OWNER, 0o700)
+    assert (outer.st_uid, outer.st_mode & 0o777) == (0, 0o710)
     inner = directory(host).stat()
     assert (inner.st_uid, inner.st_mode & 0o777) == (0, 0o755)
+    # A group's right is not the owner's: somebody with root's group does not pass.
+    assert namespaces.in_child(
+        lambda: knock(directory(host)),
+        enter=lambda: (os.setgroups([0]), os.setresgid(0, 0, 0), os.setresuid(*[STRANGER] * 3)),
+    ).startswith("PermissionError")
+
+
+ATTEMPTS: dict[str, Callable[[Path], object]] = {
+    "rename": lambda outer: (outer / "socket").rename(outer / "moved"),
+    "exchange": lambda outer: (outer / "link").symlink_to("/"),
+    "fill": lambda outer: (outer / "fill").write_bytes(bytes(4096)),
+    "directory": lambda outer: (outer / "more").mkdir(),
+    "away": lambda outer: outer.rename(outer.parent / "moved"),
+    "mode": lambda outer: outer.chmod(0o777),
+    "owner": lambda outer: os.chown(outer, OWNER, OWNER),
+    "list": lambda outer: os.setxattr(outer, ACL, access_list(OWNER, 7)),
+    "default list": lambda outer: os.setxattr(outer, DEFAULT_ACL, access_list(OWNER, 7)),
+    "in slices": lambda outer: (outer.parent / "fill").write_bytes(bytes(4096)),
+    "in run_dir": lambda outer: (outer.parent.parent / "fill").write_bytes(bytes(4096)),
+    "inner": lambda outer: (outer / "socket" / "fill").write_bytes(bytes(4096)),
+    "inner mode": lambda outer: (outer / "socket").chmod(0o777),
+    "socket": lambda outer: (outer / "socket" / "session.sock").unlink(),
+    "socket mode": lambda outer: (outer / "socket" / "session.sock").chmod(0o600),
+    "look": lambda outer: list(outer.iterdir()),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS.keys())
+def test_the_owner_changes_nothing_there(
+    host: BrokerHost, attempt: Callable[[Path], object]
+) -> None:
+    """Root's container runtime mounts it by its path; and run_dir's room is everybody's."""
+    host.push(owned())
+    outer = directory(host).parent
+    before = [(path, path.lstat().st_ino) for path in sorted((host.run_dir / "slices").rglob("*"))]
+    said = namespaces.in_child(lambda: str(attempt(outer)), enter=lambda: namespaces.become(OWNER))
+    assert said.startswith("PermissionError")
+    found = sorted((host.run_dir / "slices").rglob("*"))
+    assert [(path, path.lstat().st_ino) for path in found] == before
+
+
+def plant(outer: Path, kind: str) -> None:
+    """What a user could leave in a directory that an earlier release gave away."""
+    inner = outer / "socket"
+    if kind == "link":
+        inner.rename(outer / "moved")
+        inner.symlink_to("/")
+    elif kind == "own directory":
+        inner.rename(outer / "moved")
+        inner.mkdir(0o777)
+        (inner / "session.sock").symlink_to("/etc/passwd")
+        os.chown(inner, OWNER, OWNER)
+    elif kind == "file":
+        (inner / "session.sock").unlink()
+        inner.rmdir()
+        inner.write_bytes(b"x")
+    elif kind == "tree":
+        deep = outer / "a" / "b" / "c"
+        deep.mkdir(parents=True)
+        (deep / "fill").write_bytes(bytes(4096))
+        (deep / "link").symlink_to(outer.parent.parent.parent)
+        for path in (outer / "a", *(outer / "a").rglob("*")):
+            os.chown(path, OWNER, OWNER, follow_symlinks=False)
+    elif kind == "lists":
+        for path in (outer, inner):
+            os.setxattr(path, ACL, access_list(OWNER, 7))
+            os.setxattr(path, DEFAULT_ACL, access_list(OWNER, 7))
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["nothing", "link", "own directory", "file", "tree", "lists"])
+@pytest.mark.parametrize("gone", [False, True], ids=["kept", "gone"])
+def test_directories_of_an_earlier_release_are_repaired(
+    host: BrokerHost, kind: str, gone: bool
+) -> None:
+    lease = owned()
+    host.push(lease)
+    outer = directory(host).parent
+    inode = directory(host).stat().st_ino
+    host.stop(signal.SIGKILL)
+    os.removexattr(outer, ACL)
+    outer.chmod(0o700)
+    os.chown(outer, OWNER, 0)
+    plant(outer, kind)
+    untouched = host.root / "untouched"
+    untouched.write_text("not the broker's")
+    host.start()
+    if gone:
+        host.push()
+        assert not outer.exists()
+    else:
+        assert not host.push(lease).refused
+        assert sorted(path.name for path in outer.iterdir()) == ["socket"]
+        assert [path.name for path in directory(host).iterdir()] == ["session.sock"]
+        for path, mode in ((outer, 0o710), (directory(host), 0o755)):
+            found = path.lstat()
+            assert stat.S_ISDIR(found.st_mode)
+            assert (found.st_uid, found.st_mode & 0o7777) == (0, mode)
+            assert DEFAULT_ACL not in os.listxattr(path)
+        assert os.getxattr(outer, ACL) == access_list(OWNER, 1)
+        assert ACL not in os.listxattr(directory(host))
+        if kind in ("nothing", "tree", "lists"):  # containers hold this one
+            assert directory(host).stat().st_ino == inode
+        assert knock(directory(host)) == "welcome"
+    assert untouched.read_text() == "not the broker's"
+    assert Path("/etc/passwd").stat().st_uid == 0
+
+
+@needs_root
+def test_a_foreign_directory_of_all_slices_is_not_used(host: BrokerHost) -> None:
+    elsewhere = host.root / "elsewhere"
+    (elsewhere / "keep").mkdir(parents=True)
+    (host.run_dir / "slices").symlink_to(elsewhere)
+    lease = owned()
+    [refused] = host.push(lease).refused
+    assert "slices is not a directory of the broker's user" in refused.sentence
+    assert [path.name for path in elsewhere.iterdir()] == ["keep"]
+    (host.run_dir / "slices").unlink()
+    (host.run_dir / "slices").mkdir()
+    os.chown(host.run_dir / "slices", OWNER, OWNER)
+    assert len(host.push(lease).refused) == 1
+    (host.run_dir / "slices").rmdir()
+    assert not host.push(lease).refused
+
+
+@needs_root
+def test_another_owner_of_the_same_slice(host: BrokerHost) -> None:
+    host.push(owned())
+    host.push(owned(STRANGER))
+
+    def as_user(uid: int) -> str:
+        return namespaces.in_child(
+            lambda: knock(directory(host)), enter=lambda: namespaces.become(uid)
+        )
+
+    assert as_user(STRANGER) == "welcome"
+    assert as_user(OWNER).startswith("PermissionError")
 
 
 @needs_root

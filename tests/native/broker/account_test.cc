@@ -97,5 +97,17 @@ TEST(SliceAccount, HostMemoryIsAccountedApart) {
   EXPECT_EQ(account.host.used(), 0u);
 }
 
+// 16 MiB for all of a slice's sessions together, which come back with each of them.
+TEST(SliceAccount, WhatIsBorneIsTheSlicesNotTheSessions) {
+  SliceAccount account(0);
+  Charge one, two;
+  EXPECT_TRUE(account.borne.charge(one, 10ull << 20));
+  EXPECT_FALSE(account.borne.charge(two, 7ull << 20));
+  EXPECT_TRUE(account.borne.charge(two, 6ull << 20));
+  EXPECT_EQ(account.used(), 0u);
+  EXPECT_EQ(account.borne.close(one), 10ull << 20);
+  EXPECT_TRUE(account.borne.charge(two, 10ull << 20));
+}
+
 }  // namespace
 }  // namespace gpupool::broker

@@ -28,6 +28,7 @@ constexpr uint32_t kEpoch = 11;
 constexpr uint64_t kArenaBase = 0x2000'0000'0000;
 constexpr uint64_t kArenaBytes = 16ull << 30;
 constexpr uint64_t kMemory = 256ull << 20;      // of the slice
+constexpr uint64_t kBorne = 16ull << 20;        // of the driver's own, when the slice is full
 constexpr uint64_t kHostMemory = 512ull << 20;  // of the host, for the slice's sessions
 
 class CountingAccount final : public worker::MemoryAccount {
@@ -51,7 +52,16 @@ class CountingAccount final : public worker::MemoryAccount {
     EXPECT_LE(bytes, host_used.load());
     host_used -= bytes;
   }
-  std::atomic<uint64_t> used{0}, host_used{0};
+  bool bear(uint64_t bytes) override {
+    if (bytes > kBorne - borne.load()) return false;
+    borne += bytes;
+    return true;
+  }
+  void refund_borne(uint64_t bytes) override {
+    EXPECT_LE(bytes, borne.load());
+    borne -= bytes;
+  }
+  std::atomic<uint64_t> used{0}, host_used{0}, borne{0};
 };
 
 // What the driver says that it holds, for tests in which it takes memory by itself.

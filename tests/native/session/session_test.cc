@@ -2,6 +2,7 @@
 #include <random>
 
 #include "session_fixture.h"
+#include "worker/books.h"
 
 namespace gpupool::test {
 namespace {
@@ -461,6 +462,62 @@ TEST(Session, WhatTheDriverHoldsByItselfIsCharged) {
       served.add(Operation::kLaunchKernel, sizeof launch, true, [&](Encoder& e) { e.put(launch); });
   ASSERT_TRUE(served.send());
   EXPECT_FALSE(served.wait(call, &reply));
+  EXPECT_NE(served.refusal.find("slice"), std::string::npos) << served.refusal;
+  EXPECT_EQ(served.end().end, worker::SessionEnd::kProtocolError);
+}
+
+// A slice that is full bears a little; that is given back, or charged as soon as there is room.
+TEST(Session, WhatTheSliceBearsIsItsOwnAffair) {
+  constexpr uint64_t kMib = 1 << 20;
+  ToldUsage usage;
+  CountingAccount account;
+  worker::Books books(account, &usage);
+  books.open();
+  ASSERT_TRUE(account.charge(kMemory - 4 * kMib));  // by another session
+  std::string why;
+  usage.held = 10 * kMib;
+  EXPECT_FALSE(books.settle());
+  EXPECT_TRUE(books.settle_or_end(&why));
+  EXPECT_EQ(account.borne.load(), 10 * kMib);
+  usage.held = 16 * kMib;  // of which some has room
+  EXPECT_TRUE(books.settle_or_end(&why));
+  EXPECT_EQ(account.borne.load() + account.used.load(), kMemory - 4 * kMib + 16 * kMib);
+  usage.held = 12 * kMib;
+  EXPECT_TRUE(books.settle_or_end(&why));
+  EXPECT_EQ(account.borne.load() + account.used.load(), kMemory - 4 * kMib + 12 * kMib);
+  account.refund(kMemory - 16 * kMib);
+  EXPECT_TRUE(books.settle());
+  EXPECT_EQ(account.borne.load(), 0u);
+  EXPECT_EQ(account.used.load(), 24 * kMib);
+  // What another session's driver took leaves no room for this one's.
+  ASSERT_TRUE(account.charge(kMemory - 24 * kMib));
+  ASSERT_TRUE(account.bear(10 * kMib));
+  usage.held = 20 * kMib;
+  EXPECT_FALSE(books.settle_or_end(&why));
+  EXPECT_NE(why.find("slice"), std::string::npos) << why;
+  usage.held = 0;
+  EXPECT_TRUE(books.settle());
+  EXPECT_EQ(account.borne.load(), 10 * kMib);
+  EXPECT_EQ(account.used.load(), kMemory - 12 * kMib);
+}
+
+// The driver takes the memory when the client has had its last answer.
+TEST(Session, TheBooksAreKeptWhileTheClientIsSilent) {
+  class LateUsage final : public worker::DeviceUsage {
+   public:
+    std::optional<uint64_t> bytes() override {
+      return std::chrono::steady_clock::now() < late.load() ? 0 : 2 * kMemory;
+    }
+    std::atomic<std::chrono::steady_clock::time_point> late{
+        std::chrono::steady_clock::time_point::max()};
+  };
+  LateUsage usage;
+  Served served(kArenaBase, &usage);
+  ASSERT_EQ(served.create_context(), CUDA_SUCCESS);
+  usage.late = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+  served.synchronize();
+  while (served.read_frame()) {
+  }
   EXPECT_NE(served.refusal.find("slice"), std::string::npos) << served.refusal;
   EXPECT_EQ(served.end().end, worker::SessionEnd::kProtocolError);
 }

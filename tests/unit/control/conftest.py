@@ -24,6 +24,17 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
+def host(root):
+    from .test_pool import Host
+
+    made = Host(root)
+    yield made
+    made.stop()
+    if made.broker is not None:
+        made.broker.close()
+
+
+@pytest.fixture
 def served(root):
     from .served import Served
 

@@ -25,13 +25,19 @@ class Served(Host):
         super().__init__(root, **options)
         self.claim = Claim(self.settings.api_socket)
         os.makedirs(self.settings.private_dir, 0o700)
-        self.api = ApiServer(self.settings, self.pool, self.claim.socket)
-        self.api.start()
+        self.root_claim = Claim(self.settings.root_socket, 0o600)
         self.address = f"unix:{self.settings.api_socket}"
+        self.start_api()
+
+    def start_api(self) -> None:
+        listeners = (self.root_claim.socket, self.claim.socket)
+        self.api = ApiServer(self.settings, self.pool, listeners)
+        self.api.start()
 
     def stop(self) -> None:
         self.api.stop()
         self.claim.close()
+        self.root_claim.close()
         super().stop()
 
     def ctl(self, *arguments: str, **keywords) -> subprocess.CompletedProcess[str]:

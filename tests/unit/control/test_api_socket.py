@@ -11,7 +11,9 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -22,10 +24,11 @@ from gpupoold.api import gpupool_pb2 as pb
 from gpupoold.api import gpupool_pb2_grpc as pb_grpc
 from gpupoold.api import peers
 from gpupoold.api.peers import Claim
+from gpupoold.cli import context
 from gpupoold.errors import SocketError
 
 from .served import PACKAGES, Served
-from .test_pool import until
+from .test_pool import ROOT, until, want
 
 
 def test_a_connection_without_a_descriptor_left_is_not_counted_for_ever(served, monkeypatch):
@@ -137,13 +140,15 @@ def test_a_lease_file_is_for_its_user_alone(served, root, monkeypatch):
     (native / "client").mkdir(parents=True)
     (native / "client" / "libcuda.so.1").write_bytes(b"")
     monkeypatch.setenv(paths.ENVIRONMENT, str(native))
-    script = "stat -c '%a %U' $GPUPOOL_LEASE_FILE; head -c 1 $GPUPOOL_LEASE_FILE; ls " + str(
-        root / "run" / "leases"
-    )
+    # Nor can the user write to it: run_dir's room is everybody's. 640: the mask of the list.
+    script = (
+        "stat -c '%a %U' $GPUPOOL_LEASE_FILE; head -c 1 $GPUPOOL_LEASE_FILE; "
+        "chmod 666 $GPUPOOL_LEASE_FILE; echo >> $GPUPOOL_LEASE_FILE; ls "
+    ) + str(root / "run" / "leases")
     done = served.ctl(
         "run", "--compute", "1", "--memory", "1", "--", "sh", "-c", script, **as_nobody
     )
-    assert done.stdout == "600 nobody\n{", done.stderr
+    assert done.stdout == "640 root\n{", done.stderr
     until(lambda: not served.pool.store.slices())
 
 
@@ -253,6 +258,119 @@ def test_a_user_with_too_many_connections_is_refused_and_others_are_not(root):
     finally:
         served.stop()
         served.broker.close()
+
+
+def fill(path: str) -> list[socket.socket]:
+    """Connects until the kernel takes no more."""
+    held = []
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        held.append(connection)
+        connection.setblocking(False)
+        try:
+            connection.connect(path)
+        except BlockingIOError:
+            return held
+
+
+def test_a_client_waits_for_room_in_a_full_queue(served, monkeypatch):
+    """As it is while somebody floods the socket: a new connection gets EAGAIN."""
+    served.api.stop()
+    os.unlink(served.settings.root_socket)
+    served.claim.socket.listen(0)
+    held = fill(served.settings.api_socket)
+    cli = context.Cli(served.address, False)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            served.start_api()
+            for connection in held:
+                connection.close()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(context, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    assert len(cli.call("ListGpus", pb.ListGpusRequest()).gpus) == 2
+    assert len(pauses) >= 2
+    served.pool.create_slice(ROOT, want("a"))
+    [event] = cli.stream("WatchEvents", pb.WatchEventsRequest(limit=1))
+    assert event.kind == "slice.created"
+    cli.close()
+
+
+def test_a_client_does_not_wait_for_ever(root, monkeypatch):
+    claim = Claim(str(root / "x.sock"))
+    claim.socket.listen(0)
+    held = fill(claim.path)
+    monkeypatch.setattr(context, "PATIENCE_SECONDS", 0.1)
+    cli = context.Cli(f"unix:{claim.path}", False)
+    with pytest.raises(context.CommandError, match="too many connections wait") as caught:
+        cli.call("ListGpus", pb.ListGpusRequest())
+    assert caught.value.exit_status == errors.EXIT_UNREACHABLE
+    claim.close()
+    for connection in held:
+        connection.close()
+
+
+def test_root_has_a_socket_that_nobody_else_reaches(served):
+    path = served.settings.root_socket
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    os.rename(served.settings.api_socket, served.settings.api_socket + ".away")
+    cli = context.Cli(served.address, False)
+    assert len(cli.call("ListGpus", pb.ListGpusRequest()).gpus) == 2
+    cli.close()
+    os.rename(served.settings.api_socket + ".away", served.settings.api_socket)
+    # A file that a killed gpupoold left there is not in the way.
+    os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    assert len(served.json("gpu", "list")) == 2
+
+
+def test_who_connects_too_often_is_turned_away_and_told_of_once(served, monkeypatch, caplog):
+    monkeypatch.setattr(peers, "BURST", 5)
+    monkeypatch.setattr(peers, "RATE", 0.001)
+    admins, served.api._gate._admins = served.api._gate._admins, frozenset()
+    closed = 0
+    for number in range(100):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(served.settings.api_socket)
+            connection.settimeout(0.1 if number < 5 else 10)
+            try:
+                closed += connection.recv(1) == b""
+            except ConnectionResetError:
+                closed += 1
+            except TimeoutError:
+                pass  # served: it waits for a request
+    assert closed == 95
+    said = [record.getMessage() for record in caplog.records if "refused" in record.message]
+    assert said == [
+        f"refused 1 connection of user {os.geteuid()}: too many are open, or were made at once"
+    ]
+    served.api._gate._admins = admins
+    assert len(served.json("gpu", "list")) == 2  # root may as often as it likes
+
+
+def test_refusals_are_told_in_one_line_for_many(monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
+    refusals = peers.Refusals()
+    for _ in range(1000):
+        refusals.add(7)
+    refusals.add(8)
+    assert refusals.look() == peers.SAY_SECONDS
+    now[0] += peers.SAY_SECONDS
+    assert refusals.look() == peers.SAY_SECONDS  # as it goes on
+    now[0] += peers.SAY_SECONDS
+    assert refusals.look() is None
+    said = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert said == [
+        "refused 1 connection of user 7",
+        "refused 1 connection of user 8",
+        "refused 999 connections of user 7",
+    ]
 
 
 def test_sockets_are_claimed_once(root):

@@ -124,11 +124,24 @@ def test_a_slice_is_a_device_as_long_as_it_is_there(host, containers, client):
     # The same directory as the broker was told, for the same user.
     [lease] = host.broker.pushed[-1].leases
     assert (lease.socket.name, lease.socket.uid) == (piece.virtual_uuid, ALICE.uid)
+    assert lease.uid == ALICE.uid
 
     host.pool.create_slice(ALICE, want("other"))
     host.pool.delete_slice(ALICE, "train", force=False)
     assert "train" not in devices(host) and "other" in devices(host)
     assert len(list(cdi_dir(host).iterdir())) == 1
+
+
+def test_a_name_that_is_anothers_uuid_is_no_device(host, containers, caplog):
+    victim = host.pool.create_slice(ALICE, want("victim")).piece
+    other = host.pool.create_slice(ALICE, want("other")).piece
+    with host.pool.store.change() as change:  # as an older gpupoold has let it be
+        change.execute("UPDATE slices SET name = ? WHERE id = ?", victim.virtual_uuid, other.id)
+    containers.sync()
+    containers.sync()
+    assert set(devices(host)) == {"victim", victim.virtual_uuid, other.virtual_uuid}
+    said = [record for record in caplog.records if "form of a UUID" in record.message]
+    assert len(said) == 1 and other.id in said[0].getMessage()
 
 
 def test_there_is_no_secret_and_everybody_may_read(host, containers):
@@ -313,3 +326,64 @@ def test_a_device_is_mounted_where_it_is_configured():
     spec = cdi.specification(piece, "/r/s", [("/h/libcuda.so.1", "libcuda.so.1")], ["/x", "/y/z"])
     mounts = [m["containerPath"] for m in spec["devices"][0]["containerEdits"]["mounts"]]
     assert mounts == ["/x/libcuda.so.1", "/y/z/libcuda.so.1", "/run/gpupool/slice"]
+
+
+@pytest.fixture
+def places(host, containers):
+    """The directories of a slice, as the broker makes them."""
+    view = host.pool.create_slice(ALICE, want("a"))
+    place = Path(host.settings.slice_socket_directory(view.piece.virtual_uuid))
+    place.mkdir(parents=True, mode=0o755)
+    place.parent.chmod(0o710)
+    place.parent.parent.chmod(0o711)
+    containers.sync()
+    assert "a" in devices(host)
+    return [place.parent.parent, place.parent, place]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["link", "file", "group", "others", "owner"])
+def test_what_somebody_could_exchange_is_not_given_to_containers(
+    host, containers, places, level, kind
+):
+    """Root's runtime would mount what lies there, for instance a symbolic link's target."""
+    place = places[level]
+    aside = place.with_name("aside")
+    if kind in ("link", "file"):
+        place.rename(aside)
+        if kind == "link":
+            place.symlink_to(aside)
+        else:
+            place.write_text("")
+    elif kind == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give directories away")
+        os.chown(place, 30001, -1)
+    else:
+        place.chmod(place.stat().st_mode | (0o020 if kind == "group" else 0o002))
+    containers.sync()
+    assert not devices(host)
+    events, _ = host.pool.events(ROOT, 0, 1000)
+    [told] = [event for event in events if event.kind == "containers.failed"]
+    assert f"{place}: containers are not given it" in told.text
+    if kind in ("link", "file"):
+        place.unlink()
+        aside.rename(place)
+    elif kind == "owner":
+        os.chown(place, 0, -1)
+    else:
+        place.chmod(0o711)
+    containers.sync()
+    assert "a" in devices(host)
+
+
+def test_one_slices_directory_does_not_keep_the_others_from_containers(host, containers, places):
+    host.pool.create_slice(ALICE, want("b"))
+    places[2].rmdir()
+    places[2].symlink_to("/")
+    containers.sync()
+    assert set(devices(host)) & {"a", "b"} == {"b"}
+    # One that is not there yet is the broker's to make: nobody else can.
+    places[2].unlink()
+    containers.sync()
+    assert set(devices(host)) & {"a", "b"} == {"a", "b"}

@@ -128,14 +128,34 @@ def test_sizes_that_no_card_has(compute, memory):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "-x", ".x", "a b", "a/b", "ä", "x" * 64, "a\n", "../x", "x;y", "a\0"]
+    "name",
+    [
+        "",
+        "-x",
+        ".x",
+        "a b",
+        "a/b",
+        "ä",
+        "x" * 64,
+        "a\n",
+        "../x",
+        "x;y",
+        "a\0",
+        "GPU-6f1c2a3b-0000-4000-8000-0123456789ab",
+        "6f1c2a3b-0000-4000-8000-0123456789ab",
+        "gpu-6F1C2A3B-0000-4000-8000-0123456789AB",
+        "6f1c2a3b000040008000" + "0123456789ab",
+        "MIG-6f1c2a3b-0000-4000-8000-0123456789ab",
+    ],
 )
 def test_names_that_are_refused(name):
     with pytest.raises(InvalidRequest):
         planning.check_name(name)
 
 
-@pytest.mark.parametrize("name", ["a", "9", "web-1", "A.b_c-d", "x" * 63])
+@pytest.mark.parametrize(
+    "name", ["a", "9", "web-1", "A.b_c-d", "x" * 63, "gpu-0", "GPU-a", "deadbeef"]
+)
 def test_names_that_are_taken(name):
     planning.check_name(name)
 

@@ -89,15 +89,6 @@ class Host:
         return self.broker
 
 
-@pytest.fixture
-def host(root):
-    made = Host(root)
-    yield made
-    made.stop()
-    if made.broker is not None:
-        made.broker.close()
-
-
 def pushed_names(push: pb.Push) -> set[str]:
     return {piece.name for lease in push.leases for piece in lease.slices}
 
@@ -501,6 +492,29 @@ def test_a_card_that_the_broker_cannot_use_has_a_warning(host):
     states = {view.state.gpu.index: view.state for view in host.pool.gpus()}
     assert states[0].health == Health.OK
     assert states[1].health == Health.WARNING and "cuInit says 999" in states[1].health_reason
+
+
+@pytest.mark.parametrize("first", ["victim", "squatter"])
+@pytest.mark.parametrize("taken", ["id", "virtual_uuid"])
+def test_a_slices_uuid_is_never_anothers_name(host, first, taken):
+    """Also where an older gpupoold took such a name, and whichever slice was made first."""
+    victim = host.pool.create_slice(ALICE, want("victim")).piece
+    for name in (getattr(victim, taken), getattr(victim, taken).upper()):
+        with pytest.raises(InvalidRequest, match="form of a UUID"):
+            host.pool.create_slice(BOB, want(name))
+    squatter = host.pool.create_slice(BOB, want("squatter")).piece
+    with host.pool.store.change() as change:
+        change.execute(
+            "UPDATE slices SET name = ? WHERE id = ?", getattr(victim, taken), squatter.id
+        )
+        earliest = victim if first == "victim" else squatter
+        change.execute("UPDATE slices SET created_at = 1 WHERE id = ?", earliest.id)
+    assert host.pool.slices(ROOT)[0].piece.id == earliest.id
+    assert host.pool.slice(ALICE, getattr(victim, taken)).piece.id == victim.id
+    with pytest.raises(NotPermitted):
+        host.pool.delete_slice(BOB, getattr(victim, taken), force=True)
+    host.pool.delete_slice(BOB, squatter.id, force=True)  # it can still be removed
+    assert [view.piece.id for view in host.pool.slices(ROOT)] == [victim.id]
 
 
 def test_events_are_told(host):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,48 @@ def test_old_events_are_dropped_and_ids_go_on(store):
         change.event("tick", "after", "")
     assert again.events()[-1].id == last + 1
     again.close()
+
+
+def test_nobody_pushes_out_the_events_of_others(store):
+    """The store of these tests has room for 100."""
+
+    def tell(kind: str, owner: int | None, count: int, each: int = 1) -> None:
+        for first in range(0, count, each):
+            with store.change(new_generation=False) as change:
+                for number in range(first, first + each):
+                    change.event(kind, str(number), "", owner_uid=owner)
+
+    tell("gpu.added", None, 5)
+    tell("slice.created", 1002, 3)
+    tell("session.started", 1001, 20)
+    tell("session.started", 1002, 500, 50)
+    with pytest.raises(ZeroDivisionError), store.change() as change:
+        change.event("session.started", "never", "", owner_uid=1001)
+        raise ZeroDivisionError
+    store = reopened(store)
+    tell("session.ended", 1002, 500)
+    kept = [(event.kind, event.owner_uid) for event in store.events()]
+    assert kept == [
+        *[("gpu.added", None)] * 5,
+        *[("slice.created", 1002)] * 3,
+        *[("session.started", 1001)] * 20,
+        *[("session.ended", 1002)] * 72,
+    ]
+    assert [event.subject for event in store.events()[-72:]] == [str(n) for n in range(428, 500)]
+    tell("session.started", 1001, 500)  # both without end: each has half of what is left
+    counts = Counter((event.kind, event.owner_uid) for event in store.events())
+    assert counts == {
+        ("gpu.added", None): 5,
+        ("slice.created", 1002): 3,
+        ("session.started", 1001): 46,
+        ("session.ended", 1002): 46,
+    }
+    seen = store.events(limit=3, uid=1002)  # the newest that this user may see
+    assert [(event.kind, event.subject) for event in seen] == [
+        ("session.ended", str(number)) for number in (497, 498, 499)
+    ]
+    assert {event.owner_uid for event in store.events(uid=1001)} == {None, 1001}
+    store.close()
 
 
 def test_the_file_is_for_its_owner_alone(store):
