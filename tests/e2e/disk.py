@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from tests.e2e.guest import run
-from tests.e2e.host import Machine
+from tests.e2e.host import PATIENCE, Machine
 from tests.e2e.image import cache_directory
 from tests.e2e.podman import GLIBC, libraries
 
@@ -107,4 +107,4 @@ def python_command(*words: str) -> str:
 
 def python(machine: Machine, *words: str) -> tuple[int, str]:
     """Runs it to its end: exit status, output."""
-    return run(machine, python_command(*words))
+    return run(machine, python_command(*words), 3 * PATIENCE)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupoold import paths
-from tests.e2e.host import Host, Machine, until
+from tests.e2e.host import PATIENCE, Host, Machine, until
 from tests.e2e.image import Image, pack
 from tests.e2e.podman import GLIBC, libraries
 from tests.programs.catalog import RUNTIME_PROGRAMS
@@ -99,9 +99,9 @@ def make_guest_image(base: Image, programs: Mapping[str, Path], work: Path) -> I
 # ---- in a machine that runs ---------------------------------------------------------------------
 
 
-def run(machine: Machine, command: str) -> tuple[int, str]:
+def run(machine: Machine, command: str, seconds: float = PATIENCE) -> tuple[int, str]:
     """Its exit status, and what it prints."""
-    text = machine.sh(f'({command}) 2>&1 </dev/null; echo "status $?"')
+    text = machine.sh(f'({command}) 2>&1 </dev/null; echo "status $?"', seconds)
     output, _, status = text.rpartition("status ")
     return int(status), output.strip()
 

@@ -39,7 +39,7 @@ call("cuInit", 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
 call("cuMemAlloc_v2", ctypes.byref(pointer), size)
-for _ in range(3):
+for _ in range(2):
     call("cuMemcpyHtoD_v2", pointer, data, size)
     call("cuMemcpyDtoH_v2", back, pointer, size)
     assert back.raw == data
@@ -57,8 +57,8 @@ def test_numba_and_tools_that_show_nvml(host, name, guest_image):
     assert NUMBA.problem(code, output + "\n") is None
     # Copies that are larger than all that waits on the way, by two programs at once.
     machine.sh(f"cat > /tmp/copies.py <<'END'\n{COPIES}\nEND")
-    machine.sh(f"({python_command('/tmp/copies.py', '16')}) </dev/null >/tmp/other 2>&1 &")
-    assert python(machine, "/tmp/copies.py", "16") == (0, "ok")
+    machine.sh(f"({python_command('/tmp/copies.py', '8')}) </dev/null >/tmp/other 2>&1 &")
+    assert python(machine, "/tmp/copies.py", "8") == (0, "ok")
     until(lambda: machine.sh("cat /tmp/other") == "ok", "the other program's copies")
     # The tools name the slice's memory, and the guest's program as the guest knows it.
     machine.sh("sleep 1000 | nvml 512 >/tmp/held 2>&1 &")
