@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from tests.functional.pool import Pool
 from tests.programs.catalog import Program
@@ -21,9 +22,14 @@ def test_fault_is_sticky_and_logged(pool: Pool, compiler: Compiler) -> None:
         address = re.search(r"address (0x[0-9a-f]+)", faulty.stdout)
         assert address is not None
 
-        log = pool.worker_logs()
-        # One report of a few lines, in the form that compute-sanitizer uses.
-        report = re.search(r"(?:=========.*\n)*=========.*overrun.*\n(?:=========.*\n)*", log)
+        # One report of a few lines, in the form that compute-sanitizer uses; the broker writes it
+        # into the log when it gets there.
+        deadline = time.monotonic() + 10
+        report = None
+        while report is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            log = pool.worker_logs()
+            report = re.search(r"(?:=========.*\n)*=========.*overrun.*\n(?:=========.*\n)*", log)
         assert report is not None, f"no report names the kernel:\n{log}"
         assert address.group(1) in report.group(), report.group()
         assert "thread (5,0,0) in block (1,0,0)" in report.group(), report.group()

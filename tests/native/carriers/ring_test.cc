@@ -451,16 +451,21 @@ TEST(Ring, TheGateDecidesWhetherBothSidesSpin) {
     SpinGate gate(page, tokens);
     RingPair ring(kSmall, &gate);
     EXPECT_FALSE(ring.client->may_spin());
-    std::thread reader([&] {
-      uint8_t bytes[2];
-      ASSERT_TRUE(read_whole(*ring.worker, bytes, 2, false));
-    });
-    for (int i = 0; i < 2; i++) {
-      usleep(2000);
-      ASSERT_EQ(write_one(*ring.client, "x", 1).bytes, 1u);
+    const bool expected = tokens == 1 && sysconf(_SC_NPROCESSORS_ONLN) > 1;
+    // On a busy machine a reader may find all there when it looks first, and need not spin.
+    for (int round = 0; round < 50 && (round == 0 || ring.client->may_spin() != expected);
+         round++) {
+      std::thread reader([&] {
+        uint8_t bytes[2];
+        ASSERT_TRUE(read_whole(*ring.worker, bytes, 2, false));
+      });
+      for (int i = 0; i < 2; i++) {
+        usleep(2000);
+        ASSERT_EQ(write_one(*ring.client, "x", 1).bytes, 1u);
+      }
+      reader.join();
     }
-    reader.join();
-    EXPECT_EQ(ring.client->may_spin(), tokens == 1 && sysconf(_SC_NPROCESSORS_ONLN) > 1);
+    EXPECT_EQ(ring.client->may_spin(), expected);
   }
 }
 
