@@ -1,5 +1,6 @@
 #include "simgpu/ptx/declarations.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -146,7 +147,9 @@ Parameter parse_parameter(Lexer& lexer) {
 
 class UnitParser {
  public:
-  UnitParser(Unit& unit) : unit_(unit), lexer_(unit.text, 0, unit.text.size(), 1) {}
+  // A text ends at its first NUL, also where its size is given.
+  UnitParser(Unit& unit)
+      : unit_(unit), lexer_(unit.text, 0, std::min(unit.text.find('\0'), unit.text.size()), 1) {}
 
   void parse() {
     const Token& t = lexer_.token();
