@@ -7,25 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CK(x)                                                                       \
-  do {                                                                              \
-    CUresult r_ = (x);                                                              \
-    if (r_ != CUDA_SUCCESS) {                                                       \
-      const char* n_ = "?";                                                         \
-      cuGetErrorName(r_, &n_);                                                      \
-      fprintf(stderr, "%s:%d: %s -> %d %s\n", __FILE__, __LINE__, #x, (int)r_, n_); \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
-#define REQUIRE(c, ...)                                      \
-  do {                                                       \
-    if (!(c)) {                                              \
-      fprintf(stderr, "%s:%d: WRONG: ", __FILE__, __LINE__); \
-      fprintf(stderr, __VA_ARGS__);                          \
-      fputc('\n', stderr);                                   \
-      exit(1);                                               \
-    }                                                        \
-  } while (0)
+#include "require_driver.h"
 
 enum { W = 101, H = 34, STEPS = 40 }; /* H rows in each half */
 
