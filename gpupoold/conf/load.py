@@ -55,7 +55,7 @@ class Settings:
     worker_host_memory: int
     rings: bool
     regions: bool
-    ring_spinners: int
+    spinners: int
     cgroup_parent: str
     disable_seccomp: bool
     worker_environment: dict[str, str]
@@ -349,7 +349,7 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         worker_host_memory=conf.broker.worker_host_memory,
         rings=conf.broker.rings,
         regions=conf.broker.regions,
-        ring_spinners=_spinners(conf.broker.ring_spinners),
+        spinners=_spinners(conf.broker.spinners),
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,
         worker_environment=dict(conf.broker.worker_environment),

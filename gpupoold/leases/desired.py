@@ -49,7 +49,7 @@ def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
         worker_host_memory_mib=settings.worker_host_memory,
         rings=settings.rings,
         regions=settings.regions,
-        ring_spinners=settings.ring_spinners,
+        spinners=settings.spinners,
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
         worker_environment=settings.worker_environment,

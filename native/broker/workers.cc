@@ -190,14 +190,16 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::Assi
   worker.owner = owner;
   worker.assigned = true;
   std::vector<int> fds = {client_fd};
+  if (has_spin_page()) {
+    payload.spinners = settings_.spinners();
+    fds.push_back(spin_page_.get());
+  }
   if (ring != nullptr) {
     payload.ring_command_bytes = ring->layout().command_bytes;
     payload.ring_bulk_bytes = ring->layout().bulk_bytes;
     payload.ring_offset = ring->place().offset;
     payload.ring_file_bytes = ring->place().file_bytes;
-    payload.spinners = settings_.ring_spinners();
     fds.push_back(ring->fd());
-    fds.push_back(spin_page_.get());
   }
   worker.log->begin(wire::format_uuid(owner.session), owner.lease);
   const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
@@ -214,7 +216,7 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::Assi
 bool WorkerPool::has_spin_page() {
   std::string why;
   if (!spin_page_) spin_page_ = make_spin_page(&why);
-  if (!spin_page_) log_limited("a session gets no ring: " + why);
+  if (!spin_page_) log_limited("sessions get no ring and do not spin: " + why);
   return static_cast<bool>(spin_page_);
 }
 

@@ -9,6 +9,8 @@
 
 namespace gpupool::carriers {
 
+class SpinGate;
+
 // Part of a gather write or of a scatter read.
 struct Part {
   void* data;
@@ -93,8 +95,9 @@ class Carrier {
   virtual int bulk_memory(Part /*pieces*/[2]) const { return 0; }
 };
 
-// Takes a connected stream socket (unix or TCP) and owns it; sets TCP_NODELAY.
-std::unique_ptr<Carrier> make_socket_carrier(int fd);
+// Takes a connected stream socket (unix or TCP) and owns it; sets TCP_NODELAY. `gate` (a worker's,
+// which stays the caller's): read() spins before it waits, as often as the gate allows.
+std::unique_ptr<Carrier> make_socket_carrier(int fd, SpinGate* gate = nullptr);
 // The descriptor that came with what was read so far from a carrier of connect_unix(), the caller's
 // from now on; -1: none. Later ones are dropped.
 int take_descriptor(Carrier& carrier);

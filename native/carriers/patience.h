@@ -16,6 +16,9 @@ namespace gpupool::carriers {
 class Patience {
  public:
   static constexpr int64_t kSpinNs = 25'000;
+  // A worker's, which needs a token of SpinGate: longer than it takes to wake a client.
+  static constexpr int64_t kWorkerSpinNs = 50'000;
+  static constexpr int64_t kWorkerWorthwhileNs = 100'000;
 
   // Spins at most `spin_ns`, where waits have taken at most `worthwhile_ns` lately.
   explicit Patience(int64_t spin_ns = kSpinNs, int64_t worthwhile_ns = kSpinNs)

@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kWriteWaitUs = 10'000;
 constexpr size_t kPublishBytes = 128 * 1024;  // of bulk data: then the other side can start
-constexpr int64_t kWorkerSpinNs = 50'000;     // longer than it takes to wake a client
-constexpr int64_t kWorkerWorthwhileNs = 100'000;
 constexpr int64_t kRoomSpinNs = 25'000;
 constexpr int64_t kGlanceNs = 3'000;  // a spinning worker answers sooner
 // Of a region that may vanish: how often the bell is looked at, and after which time without a look
@@ -440,7 +438,7 @@ class RingCarrier final : public Carrier {
 
   // Of the thread that reads; what concerns releasing under the lock:
   RingConsumer commands_in_;
-  Patience patience_{kWorkerSpinNs, kWorkerWorthwhileNs};
+  Patience patience_{Patience::kWorkerSpinNs, Patience::kWorkerWorthwhileNs};
   std::mutex bulk_lock_;
   RingConsumer bulk_in_;
   size_t bulk_wanted_ = 1;  // for so many whoever reads waits

@@ -121,7 +121,7 @@ std::unique_ptr<Carrier> await_choice(int connection, int file, const RingLayout
                                       uint32_t epoch, SpinGate* gate, int64_t timeout_us,
                                       const RingPlace& place) {
   const OwnedFd owned{file};
-  auto socket = make_socket_carrier(connection);
+  auto socket = make_socket_carrier(connection, gate);
   uint64_t choice = 0;
   if (!read_all(*socket, &choice, sizeof choice, timeout_us)) return nullptr;
   if (choice == kTakesSocket) return socket;

@@ -19,6 +19,8 @@
 
 #include "carriers/carrier.h"
 #include "carriers/descriptors.h"
+#include "carriers/patience.h"
+#include "carriers/spin_gate.h"
 
 namespace gpupool::carriers {
 namespace {
@@ -35,7 +37,7 @@ int64_t now_us() {
 
 class SocketCarrier final : public Carrier {
  public:
-  SocketCarrier(int fd, const char* kind) : fd_(fd), kind_(kind) {}
+  SocketCarrier(int fd, const char* kind, SpinGate* gate) : fd_(fd), kind_(kind), gate_(gate) {}
   // Descriptors that come are dropped, unless this was called.
   void keep_descriptor() { keeps_ = true; }
   int take_descriptor() {
@@ -52,7 +54,19 @@ class SocketCarrier final : public Carrier {
     return move(parts, count, true, may_wait);
   }
   Moved read(const Part* parts, int count, bool may_wait) override {
-    return move(parts, count, false, may_wait);
+    if (!may_wait || gate_ == nullptr) return move(parts, count, false, may_wait);
+    const int64_t start = Patience::now_ns();
+    Moved moved{Status::kBlocked, 0};
+    if (patience_.worthwhile() && gate_->enter(start, patience_.spin_ns())) {
+      do {
+        moved = move(parts, count, false, false);
+      } while (moved.status == Status::kBlocked &&
+               Patience::now_ns() - start < patience_.spin_ns());
+      gate_->leave();
+    }
+    if (moved.status == Status::kBlocked) moved = move(parts, count, false, true);
+    patience_.waited(Patience::now_ns() - start);
+    return moved;
   }
 
   int wait(int what, int64_t timeout_us) override {
@@ -123,6 +137,8 @@ class SocketCarrier final : public Carrier {
 
   std::atomic<int> fd_;
   const char* kind_;
+  SpinGate* const gate_;
+  Patience patience_{Patience::kWorkerSpinNs, Patience::kWorkerWorthwhileNs};  // of who reads
   bool keeps_ = false;
   int received_ = -1;
 };
@@ -150,7 +166,7 @@ bool transfer_all(Carrier& carrier, void* data, size_t bytes, int64_t timeout_us
 
 }  // namespace
 
-std::unique_ptr<Carrier> make_socket_carrier(int fd) {
+std::unique_ptr<Carrier> make_socket_carrier(int fd, SpinGate* gate) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   const bool unix_socket = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
@@ -166,7 +182,7 @@ std::unique_ptr<Carrier> make_socket_carrier(int fd) {
   ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return std::make_unique<SocketCarrier>(fd, unix_socket ? "unix" : "tcp");
+  return std::make_unique<SocketCarrier>(fd, unix_socket ? "unix" : "tcp", gate);
 }
 
 int take_descriptor(Carrier& carrier) {

@@ -15,8 +15,8 @@ constexpr int kChannelFd = 3;
 
 enum class MessageKind : uint32_t {
   // Broker to worker.
-  kAssign = 1,   // payload: AssignPayload; with the client's connection as a descriptor, and those
-                 // of the ring and of the page of spinners, if a ring was offered
+  kAssign = 1,   // payload: AssignPayload; with descriptors: the client's connection, the page of
+                 // spinners if there is one, then the ring if one was offered
   kAccount = 2,  // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
   // Worker to broker.
   kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why

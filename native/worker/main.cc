@@ -106,19 +106,25 @@ int find_device(const Driver& driver, const Options& options) {
   return ordinal;
 }
 
+// Null: this worker never spins. It stays for as long as the process.
+carriers::SpinGate* open_gate(int page_fd, uint32_t spinners) {
+  void* page =
+      mmap(nullptr, carriers::SpinGate::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
+  close(page_fd);
+  if (page == MAP_FAILED || spinners == 0) return nullptr;
+  static carriers::SpinGate gate(page, spinners);
+  return &gate;
+}
+
 // The client's connection, or the ring that it was offered with it.
 std::unique_ptr<carriers::Carrier> take_connection(const AssignPayload& payload,
                                                    const std::vector<int>& fds) {
+  carriers::SpinGate* gate = fds.size() > 1 ? open_gate(fds[1], payload.spinners) : nullptr;
   if (payload.ring_command_bytes == 0 || fds.size() != 3) {
-    return carriers::make_socket_carrier(fds[0]);
+    return carriers::make_socket_carrier(fds[0], gate);
   }
-  void* page =
-      mmap(nullptr, carriers::SpinGate::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[2], 0);
-  close(fds[2]);
-  static carriers::SpinGate* gate = nullptr;
-  if (page != MAP_FAILED) gate = new carriers::SpinGate(page, payload.spinners);
   auto carrier = carriers::await_choice(
-      fds[0], fds[1], {payload.ring_command_bytes, payload.ring_bulk_bytes}, payload.epoch, gate,
+      fds[0], fds[2], {payload.ring_command_bytes, payload.ring_bulk_bytes}, payload.epoch, gate,
       wire::kHandshakeTimeoutSeconds * 1'000'000ll, {payload.ring_offset, payload.ring_file_bytes});
   if (carrier != nullptr) {
     const bool ring = strcmp(carrier->kind(), "ring") == 0;

@@ -29,16 +29,7 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = START_SEC
 
 
 class Pool(Sandbox):
-    """One host of a pool. Programs run on a slice or, with `direct`, on the driver itself.
-
-    With GPUPOOL_TEST_RINGS=1 in the environment every pool offers rings.
-    """
-
-    def __init__(self, *, options: Mapping[str, Mapping[str, str]] | None = None, **more: Any):
-        merged = {group: dict(values) for group, values in (options or {}).items()}
-        if os.environ.get("GPUPOOL_TEST_RINGS") == "1":
-            merged.setdefault("broker", {}).setdefault("rings", "true")
-        super().__init__(options=merged, **more)
+    """One host of a pool. Programs run on a slice or, with `direct`, on the driver itself."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -118,7 +109,13 @@ class Pool(Sandbox):
         )
 
     @contextlib.contextmanager
-    def started(self, slice_name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    def started(
+        self,
+        slice_name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Iterator[subprocess.Popen[str]]:
         """A program on a slice that is spoken with by pipes; killed at the end if it still runs."""
         process = subprocess.Popen(
             self.run_command(slice_name, command),
@@ -126,7 +123,7 @@ class Pool(Sandbox):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=self.environment,
+            env={**self.environment, **(environment or {})},
             start_new_session=True,
         )
         try:

@@ -47,7 +47,7 @@ SANITIZER = 1  # and one with AddressSanitizer in place of a signal
 def host() -> Iterator[Host]:
     with Host.running() as own:
         own.broker.settings.regions = True
-        own.broker.settings.ring_spinners = 1
+        own.broker.settings.spinners = 1
         yield own
 
 

@@ -70,7 +70,7 @@ def test_the_demo() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+@pytest.mark.parametrize("carrier", ["ring", "unix", "tcp"])
 def test_bench(carrier: str) -> None:
     done = run_tool(
         str(TOOLS / "bench"),
