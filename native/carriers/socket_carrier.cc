@@ -26,6 +26,7 @@ namespace gpupool::carriers {
 namespace {
 
 constexpr int kMaxParts = 64;
+constexpr int64_t kGlanceNs = 10'000;  // a spinning worker answers sooner
 constexpr int kWriteWaitUs = 10'000;
 constexpr int kSocketBufferBytes = 4 * 1024 * 1024;  // the kernel takes less where it has to
 
@@ -55,21 +56,52 @@ class SocketCarrier final : public Carrier {
   }
   Moved read(const Part* parts, int count, bool may_wait) override {
     if (!may_wait || gate_ == nullptr) return move(parts, count, false, may_wait);
-    const int64_t start = Patience::now_ns();
     Moved moved{Status::kBlocked, 0};
-    if (patience_.worthwhile() && gate_->enter(start, patience_.spin_ns())) {
-      do {
-        moved = move(parts, count, false, false);
-      } while (moved.status == Status::kBlocked &&
-               Patience::now_ns() - start < patience_.spin_ns());
-      gate_->leave();
-    }
+    const int64_t start = Patience::now_ns();
+    spin(start, INT64_MAX, [&] {
+      moved = move(parts, count, false, false);
+      return moved.status != Status::kBlocked;
+    });
     if (moved.status == Status::kBlocked) moved = move(parts, count, false, true);
     patience_.waited(Patience::now_ns() - start);
     return moved;
   }
 
   int wait(int what, int64_t timeout_us) override {
+    if (gate_ == nullptr || what != kReadable || timeout_us == 0) return sleep(what, timeout_us);
+    int found = 0;
+    const int64_t start = Patience::now_ns();
+    spin(start, timeout_us < 0 ? INT64_MAX : timeout_us * 1000, [&] {
+      found = sleep(what, 0);
+      return found != 0;
+    });
+    if (found == 0) found = sleep(what, timeout_us);
+    patience_.waited(Patience::now_ns() - start);
+    return found;
+  }
+
+  void shutdown() override { ::shutdown(fd_, SHUT_RDWR); }
+
+  void abandon() override {
+    const int fd = fd_.exchange(-1);
+    if (fd >= 0) ::close(fd);
+  }
+
+  const char* kind() const override { return kind_; }
+  int64_t glance_ns() const override { return kGlanceNs; }
+
+ private:
+  // Looks until `there()`, at most as long as is worth it.
+  template <typename There>
+  void spin(int64_t start, int64_t limit_ns, There there) {
+    limit_ns = std::min(limit_ns, patience_.spin_ns());
+    if (!patience_.worthwhile() || !gate_->enter(start, limit_ns)) return;
+    while (!there() && Patience::now_ns() - start < limit_ns) {
+    }
+    gate_->leave();
+  }
+
+  int sleep(int what, int64_t timeout_us) {
     pollfd entry{fd_,
                  static_cast<short>(((what & kReadable) ? POLLIN | POLLRDHUP : 0) |
                                     ((what & kWritable) ? POLLOUT : 0)),
@@ -93,16 +125,6 @@ class SocketCarrier final : public Carrier {
     }
   }
 
-  void shutdown() override { ::shutdown(fd_, SHUT_RDWR); }
-
-  void abandon() override {
-    const int fd = fd_.exchange(-1);
-    if (fd >= 0) ::close(fd);
-  }
-
-  const char* kind() const override { return kind_; }
-
- private:
   Moved move(const Part* parts, int count, bool outwards, bool may_wait) {
     iovec vectors[kMaxParts];
     if (count > kMaxParts) count = kMaxParts;
