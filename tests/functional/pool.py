@@ -179,16 +179,16 @@ class Pool(Sandbox):
         return found
 
     def worker_logs(self) -> str:
-        """All that workers wrote."""
-        return "".join(
-            file.read_text(errors="replace")
-            for file in sorted((self.run_dir / "log").glob("*.log"))
-        )
+        """All that workers wrote, and the broker still keeps."""
+        return "".join(text for _, text in self._worker_logs())
 
     def logs(self) -> str:
         """The ends of all logs, for messages."""
-        parts = [self.log_tails()]
+        ends = (f"--- {name}\n{text[-2000:]}" for name, text in self._worker_logs())
+        return "\n".join([self.log_tails(), *ends])
+
+    def _worker_logs(self) -> Iterator[tuple[str, str]]:
+        """Name and text of each that is there; the broker removes old ones at any time."""
         for file in sorted((self.run_dir / "log").glob("*.log")):
-            with contextlib.suppress(OSError):
-                parts.append(f"--- {file.name}\n{file.read_text(errors='replace')[-2000:]}")
-        return "\n".join(parts)
+            with contextlib.suppress(FileNotFoundError):
+                yield file.name, file.read_text(errors="replace")
