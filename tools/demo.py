@@ -1,6 +1,6 @@
 """The main job, shown: a slice of a simulated GPU runs unmodified CUDA programs.
 
-Runs inside a throw-away pool (tools/dev demo makes it). Exit status 0 and the last line `demo: ok`
+Runs inside a throw-away pool (tools/dev demo makes it). Exit status 0 and the last line `demo of programs: ok`
 only when every step came out as it should.
 """
 
@@ -137,9 +137,9 @@ def main() -> int:
     try:
         steps(arguments.programs_python)
     except (DemoError, subprocess.SubprocessError) as error:
-        print(f"\ndemo: FAILED: {error}")
+        print(f"\ndemo of programs: FAILED: {error}")
         return 1
-    print("\ndemo: ok")
+    print("\ndemo of programs: ok")
     return 0
 
 

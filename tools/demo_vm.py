@@ -89,9 +89,9 @@ def main() -> int:
                 os.environ.update(host.pool.environment)
                 steps(host, image)
     except (AssertionError, DemoError, ImportError, OSError, subprocess.SubprocessError) as error:
-        print(f"\ndemo: FAILED: {error}")
+        print(f"\ndemo in a virtual machine: FAILED: {error}")
         return 1
-    print("\ndemo: ok")
+    print("\ndemo in a virtual machine: ok")
     return 0
 
 

@@ -66,7 +66,7 @@ def test_the_demo() -> None:
         sys.executable,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "demo: ok"
+    assert done.stdout.splitlines()[-1] == "demo of programs: ok"
 
 
 @pytest.mark.slow
