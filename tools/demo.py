@@ -1,7 +1,7 @@
 """The main job, shown: a slice of a simulated GPU runs unmodified CUDA programs.
 
-Runs inside a throw-away pool (tools/dev demo makes it). Exit status 0 and the last line `demo of programs: ok`
-only when every step came out as it should.
+Runs inside a throw-away pool (tools/dev demo makes it). Exit status 0 and the last line `demo of
+programs: ok` only when every step came out as it should.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 #include "baseline.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -71,7 +73,9 @@ struct SharedRing {
 class RingPipe final : public Pipe {
  public:
   RingPipe(SharedRing* out, SharedRing* in, int hang_up) : out_(out), in_(in), hang_up_(hang_up) {}
-  ~RingPipe() override { close(hang_up_); }
+  ~RingPipe() override {
+    if (hang_up_ >= 0) close(hang_up_);
+  }
   void send(const void* data, size_t bytes) override {
     const char* next = static_cast<const char*>(data);
     while (bytes > 0) {
@@ -99,7 +103,7 @@ class RingPipe final : public Pipe {
     char byte;
     while (in_->written.load(std::memory_order_relaxed) ==
            in_->read.load(std::memory_order_relaxed)) {
-      if (recv(hang_up_, &byte, 1, MSG_DONTWAIT) == 0) return false;
+      if (hang_up_ >= 0 && recv(hang_up_, &byte, 1, MSG_DONTWAIT) == 0) return false;
       usleep(100);
     }
     return true;
@@ -190,18 +194,43 @@ void connect_pair(Carrier carrier, int pair[2]) {
   no_delay(pair[1]);
 }
 
+SharedRing* map_rings(int file) {
+  void* memory = mmap(nullptr, 2 * sizeof(SharedRing), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
+  if (memory == MAP_FAILED) fail("mmap");
+  return static_cast<SharedRing*>(memory);
+}
+
+SharedRing* open_rings(const char* region) {
+  const int file = open(region, O_RDWR | O_CLOEXEC);
+  struct stat status{};
+  if (file < 0 || fstat(file, &status) != 0) fail(region);
+  if (static_cast<size_t>(status.st_size) < 2 * sizeof(SharedRing)) {
+    std::fprintf(stderr, "bench: %s is smaller than %zu bytes\n", region, 2 * sizeof(SharedRing));
+    std::exit(2);
+  }
+  SharedRing* rings = map_rings(file);
+  close(file);
+  return rings;
+}
+
 }  // namespace
+
+void serve_region(const char* region) {
+  SharedRing* rings = open_rings(region);
+  RingPipe pipe(&rings[1], &rings[0], -1);
+  serve(pipe);
+}
+
+RawPeer::RawPeer(const char* region) {
+  SharedRing* rings = open_rings(region);
+  pipe_ = std::make_unique<RingPipe>(&rings[0], &rings[1], -1);
+}
 
 RawPeer::RawPeer(Carrier carrier) {
   int pair[2];
   connect_pair(carrier, pair);
-  SharedRing* rings = nullptr;
-  if (carrier == Carrier::kRing) {
-    void* memory = mmap(nullptr, 2 * sizeof(SharedRing), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) fail("mmap");
-    rings = static_cast<SharedRing*>(memory);
-  }
+  SharedRing* rings = carrier == Carrier::kRing ? map_rings(-1) : nullptr;
   const auto end_of = [&](int side) -> std::unique_ptr<Pipe> {
     if (rings == nullptr) return std::make_unique<SocketPipe>(pair[side]);
     return std::make_unique<RingPipe>(&rings[side], &rings[1 - side], pair[side]);
@@ -219,7 +248,7 @@ RawPeer::RawPeer(Carrier carrier) {
 
 RawPeer::~RawPeer() {
   pipe_.reset();
-  waitpid(process_, nullptr, 0);
+  if (process_ >= 0) waitpid(process_, nullptr, 0);
 }
 
 std::vector<double> RawPeer::ping_pong(int count, size_t bytes) {

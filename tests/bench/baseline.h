@@ -28,6 +28,8 @@ class Pipe {
 class RawPeer {
  public:
   explicit RawPeer(Carrier carrier);  // ends the program with a sentence when it can't be set up
+  // A ring in a file that another machine maps, too, where serve_region() answers.
+  explicit RawPeer(const char* region);
   ~RawPeer();
   RawPeer(const RawPeer&) = delete;
   RawPeer& operator=(const RawPeer&) = delete;
@@ -44,5 +46,9 @@ class RawPeer {
   std::unique_ptr<Pipe> pipe_;
   pid_t process_ = -1;
 };
+
+// The other side of RawPeer(region): answers until the process is ended. Ends the program with a
+// sentence if the file is too small.
+[[noreturn]] void serve_region(const char* region);
 
 }  // namespace gpupool::bench

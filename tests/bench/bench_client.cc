@@ -3,14 +3,22 @@
 // machine. Prints one JSON object per measurement.
 //
 //   gpupool-bench-client all      --carrier unix|tcp|ring --repetitions N [--launches N]
+//                                 [--region FILE]  FILE: baseline through memory shared with
+//                                 another machine, where `serve` answers
+//   gpupool-bench-client serve    --region FILE
+//   gpupool-bench-client latency  --seconds N: of synchronising calls
+//   gpupool-bench-client attack   --port DEVICE --region FILE --seconds N
 //   gpupool-bench-client startup  --repetitions N --direct DIR   DIR: driver without remoting
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 
+#include "attack.h"
 #include "baseline.h"
 #include "driver.h"
 #include "measure.h"
@@ -146,9 +154,32 @@ void add_latency(Results& results, const std::string& name, std::vector<double> 
   results.add(name, "us", median(seconds) * 1e6);
 }
 
-int measure_all(Carrier carrier, int repetitions, int launches) {
+// How long calls take while something else may go on, the worst ones too.
+int measure_latency(int seconds) {
+  Program program;
+  std::vector<double> all;
+  for (const double end = now_seconds() + seconds; now_seconds() < end;) {
+    const std::vector<double> some = program.synchronizing_calls(1000);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  std::sort(all.begin(), all.end());
+  Results results;
+  results.add("calls", "1/s", static_cast<double>(all.size()) / seconds);
+  results.add("p50", "us", all[all.size() / 2] * 1e6);
+  results.add("p99", "us", all[all.size() / 100 * 99] * 1e6);
+  results.add("worst", "us", all.back() * 1e6);
+  results.print();
+  return 0;
+}
+
+int measure_all(Carrier carrier, const std::string& region, int repetitions, int launches) {
   // Before any thread of the driver exists: the peer is a fork of this process.
-  RawPeer raw(carrier);
+  std::optional<RawPeer> own;
+  if (region.empty())
+    own.emplace(carrier);
+  else
+    own.emplace(region.c_str());
+  RawPeer& raw = *own;
   std::vector<char> source(kLargest), target(kLargest);
   uint64_t state = 88172645463325252ull;  // xorshift: what does not compress
   for (size_t i = 0; i < kLargest; i += sizeof state) {
@@ -259,16 +290,18 @@ int first_kernel(int fd) {
 int usage() {
   std::fprintf(
       stderr,
-      "usage: gpupool-bench-client all|startup [--carrier unix|tcp|ring] [--repetitions N]\n"
-      "                            [--launches N] [--direct DIR]\n");
+      "usage: gpupool-bench-client all|startup|serve|latency|attack [--carrier unix|tcp|ring]\n"
+      "                            [--repetitions N] [--launches N] [--direct DIR] [--region "
+      "FILE]\n"
+      "                            [--port DEVICE] [--seconds N]\n");
   return 2;
 }
 
 int run(int argc, char** argv) {
   if (argc < 2) return usage();
-  std::string mode = argv[1], direct;
+  std::string mode = argv[1], direct, port, region;
   Carrier carrier = Carrier::kUnix;
-  int repetitions = 5, launches = 200000;
+  int repetitions = 5, launches = 200000, seconds = 5;
   if (mode == "first" && argc == 3) return first_kernel(std::atoi(argv[2]));
   for (int i = 2; i + 1 < argc; i += 2) {
     std::string option = argv[i], value = argv[i + 1];
@@ -284,10 +317,19 @@ int run(int argc, char** argv) {
       launches = std::max(1, std::atoi(value.c_str()));
     else if (option == "--direct")
       direct = value;
+    else if (option == "--port")
+      port = value;
+    else if (option == "--region")
+      region = value;
+    else if (option == "--seconds")
+      seconds = std::max(1, std::atoi(value.c_str()));
     else
       return usage();
   }
-  if (mode == "all") return measure_all(carrier, repetitions, launches);
+  if (mode == "all") return measure_all(carrier, region, repetitions, launches);
+  if (mode == "serve" && !region.empty()) serve_region(region.c_str());
+  if (mode == "attack" && !port.empty()) return attack(port.c_str(), region.c_str(), seconds);
+  if (mode == "latency") return measure_latency(seconds);
   if (mode == "startup" && !direct.empty()) return measure_startup(repetitions, direct);
   return usage();
 }
