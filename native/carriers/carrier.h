@@ -64,6 +64,9 @@ class Carrier {
   virtual const char* broken() const { return nullptr; }
   // Whether the host lets threads that wait for this carrier look again and again.
   virtual bool may_spin() const { return true; }
+  // Whether the peer runs on other processors than those that this machine has: then spinning on
+  // the only one does not keep it from answering.
+  virtual bool peer_elsewhere() const { return false; }
   // For how long looking is worth it even if the last waits were long.
   virtual int64_t glance_ns() const { return 0; }
 

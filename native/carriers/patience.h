@@ -27,10 +27,11 @@ class Patience {
   // As CU_CTX_SCHED_BLOCKING_SYNC asks for.
   void forbid(bool forbidden) { forbidden_.store(forbidden, std::memory_order_relaxed); }
 
+  // Said once, before the first use: the other side needs none of the processors here.
+  void peer_is_elsewhere() { alone_ = false; }
+
   // True on a single processor too, where spinning only keeps the other side from answering.
-  bool forbidden() const {
-    return !several_processors_ || forbidden_.load(std::memory_order_relaxed);
-  }
+  bool forbidden() const { return alone_ || forbidden_.load(std::memory_order_relaxed); }
   bool worthwhile() const { return expected_ns_ <= worthwhile_ns_ && !forbidden(); }
   int64_t spin_ns() const { return spin_ns_; }
 
@@ -52,7 +53,7 @@ class Patience {
   const int64_t spin_ns_, worthwhile_ns_;
   int64_t expected_ns_ = 0;
   std::atomic<bool> forbidden_{false};
-  const bool several_processors_ = may_use_several_processors();
+  bool alone_ = !may_use_several_processors();
 };
 
 }  // namespace gpupool::carriers

@@ -15,8 +15,15 @@ namespace {
 
 constexpr int64_t kWriteWaitUs = 10'000;
 constexpr size_t kPublishBytes = 128 * 1024;  // of bulk data: then the other side can start
-constexpr int64_t kRoomSpinNs = 25'000;
-constexpr int64_t kGlanceNs = 3'000;  // a spinning worker answers sooner
+// For how long a side looks before it sleeps. A bell for a virtual machine goes through its port
+// and the broker, and costs hundreds of microseconds: who slept once would always be found asleep
+// again.
+struct Times {
+  int64_t room_ns, glance_ns;        // for room or bulk data; for an answer of a spinning worker
+  int64_t worker_ns, worthwhile_ns;  // Patience's, of the worker
+};
+constexpr Times kLocalTimes{25'000, 3'000, Patience::kWorkerSpinNs, Patience::kWorkerWorthwhileNs};
+constexpr Times kMachineTimes{300'000, 20'000, 300'000, 1'000'000};
 // Of a region that may vanish: how often the bell is looked at, and after which time without a look
 // what was written last is not worth the risk of looking for it.
 constexpr int64_t kBellNs = 1'000'000, kVanishNs = 20'000'000;
@@ -27,14 +34,15 @@ void relax() { __builtin_ia32_pause(); }
 class RingCarrier final : public Carrier {
  public:
   RingCarrier(std::unique_ptr<RingRegion> region, const RingLayout& layout, RingSide side,
-              uint32_t epoch, std::unique_ptr<Bell> bell, SpinGate* gate, bool may_vanish)
+              uint32_t epoch, std::unique_ptr<Bell> bell, SpinGate* gate, bool of_machine)
       : region_(std::move(region)),
         layout_(layout),
         side_(side),
         epoch_(epoch),
         bell_(std::move(bell)),
         gate_(gate),
-        may_vanish_(may_vanish),
+        may_vanish_(of_machine && side == RingSide::kClient),
+        times_(of_machine ? kMachineTimes : kLocalTimes),
         control_(reinterpret_cast<RingControl*>(region_->base())),
         out_(side == RingSide::kClient ? control_->to_worker : control_->to_client),
         in_(side == RingSide::kClient ? control_->to_client : control_->to_worker),
@@ -219,7 +227,8 @@ class RingCarrier final : public Carrier {
   int wait(int what, int64_t timeout_us) override {
     // For room it spins a little: the consumer is at work. Whoever reads has spun already.
     if ((what & kWritable) != 0 && spin_is_allowed()) {
-      const int64_t limit = timeout_us < 0 ? kRoomSpinNs : std::min(kRoomSpinNs, timeout_us * 1000);
+      const int64_t limit =
+          timeout_us < 0 ? times_.room_ns : std::min(times_.room_ns, timeout_us * 1000);
       if (const int found = spin(what, limit)) return found;
     }
     return sleep(what, timeout_us);
@@ -242,7 +251,8 @@ class RingCarrier final : public Carrier {
   bool may_spin() const override {
     return !abandoned_.load(std::memory_order_relaxed) && spin_is_allowed();
   }
-  int64_t glance_ns() const override { return may_spin() ? kGlanceNs : 0; }
+  bool peer_elsewhere() const override { return may_vanish_; }  // a virtual machine's
+  int64_t glance_ns() const override { return may_spin() ? times_.glance_ns : 0; }
 
  private:
   // Of the bulk ring or the command ring, of what goes out or comes in.
@@ -369,7 +379,7 @@ class RingCarrier final : public Carrier {
 
   int wait_spinning(int what, int64_t timeout_us) {
     if (spin_is_allowed()) {
-      if (const int found = spin(what, kRoomSpinNs)) return found;
+      if (const int found = spin(what, times_.room_ns)) return found;
     }
     return sleep(what, timeout_us);
   }
@@ -424,6 +434,7 @@ class RingCarrier final : public Carrier {
   const std::unique_ptr<Bell> bell_;
   SpinGate* const gate_;
   const bool may_vanish_;
+  const Times& times_;
   RingControl* const control_;
   RingDirection& out_;
   RingDirection& in_;
@@ -438,7 +449,7 @@ class RingCarrier final : public Carrier {
 
   // Of the thread that reads; what concerns releasing under the lock:
   RingConsumer commands_in_;
-  Patience patience_{Patience::kWorkerSpinNs, Patience::kWorkerWorthwhileNs};
+  Patience patience_{times_.worker_ns, times_.worthwhile_ns};
   std::mutex bulk_lock_;
   RingConsumer bulk_in_;
   size_t bulk_wanted_ = 1;  // for so many whoever reads waits
@@ -465,9 +476,9 @@ void prepare_ring(void* region, const RingLayout& layout, uint32_t epoch) {
 std::unique_ptr<Carrier> make_ring_carrier(std::unique_ptr<RingRegion> region,
                                            const RingLayout& layout, RingSide side, uint32_t epoch,
                                            std::unique_ptr<Bell> bell, SpinGate* gate,
-                                           bool may_vanish) {
+                                           bool of_machine) {
   return std::make_unique<RingCarrier>(std::move(region), layout, side, epoch, std::move(bell),
-                                       gate, may_vanish);
+                                       gate, of_machine);
 }
 
 }  // namespace gpupool::carriers

@@ -25,13 +25,14 @@ class RingRegion {
 // Fills in the control page of a region that is all zero. By the host, before anybody uses it.
 void prepare_ring(void* region, const RingLayout& layout, uint32_t epoch);
 
-// `gate`: the worker's side, null: it never spins; stays the caller's. `may_vanish`: the region is
-// part of a device that can be unplugged, some time after the bell's other side has gone; then
-// nothing touches it any more.
+// `gate`: the worker's side, null: it never spins; stays the caller's. `of_machine`: the region is
+// that of a virtual machine. Its client runs on other processors than the worker, and bells are
+// slow. For the client it is part of a device that can be unplugged, some time after the bell's
+// other side has gone; then nothing touches it any more.
 std::unique_ptr<Carrier> make_ring_carrier(std::unique_ptr<RingRegion> region,
                                            const RingLayout& layout, RingSide side, uint32_t epoch,
                                            std::unique_ptr<Bell> bell, SpinGate* gate = nullptr,
-                                           bool may_vanish = false);
+                                           bool of_machine = false);
 
 // ---- The region is a memfd or a slot of a virtual machine's region, the bell a connected socket
 // --

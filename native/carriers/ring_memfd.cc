@@ -129,7 +129,8 @@ std::unique_ptr<Carrier> await_choice(int connection, int file, const RingLayout
   auto region = choice == kTakesRing ? map_ring(file, layout, &why, place) : nullptr;
   if (region == nullptr) return nullptr;
   return make_ring_carrier(std::move(region), layout, RingSide::kWorker, epoch,
-                           make_socket_bell(release_socket(std::move(socket))), gate);
+                           make_socket_bell(release_socket(std::move(socket))), gate,
+                           place.file_bytes != 0);
 }
 
 }  // namespace gpupool::carriers

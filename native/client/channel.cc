@@ -39,7 +39,9 @@ Channel::Channel(std::unique_ptr<carriers::Carrier> carrier, uint32_t epoch,
       writer_(*carrier_, epoch),
       batch_(new uint8_t[kBatchBytes + kMaxCommandBytes]),
       credit_(initial_credit),
-      reader_(*carrier_, epoch) {}
+      reader_(*carrier_, epoch) {
+  if (carrier_->peer_elsewhere()) patience_.peer_is_elsewhere();
+}
 
 bool Channel::lose(const char* why) {
   if (!lost_.exchange(true)) {
