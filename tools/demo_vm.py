@@ -60,7 +60,7 @@ def steps(host: Host, image: Image) -> None:
     loop = Loop(machine)
     show("on the host: the session of a program inside, while it runs", ctl("session", "list"))
     sessions = [(entry["carrier"], entry["pid"]) for entry in listed("session")]
-    expect(sessions == [("virtio-serial", loop.pid)], f"the sessions are {sessions}")
+    expect(sessions == [("ivshmem", loop.pid)], f"the sessions are {sessions}")
     machine.domain.destroy()
     print("\n(the machine was switched off while the program ran)")
     until(lambda: not guests(host) and not listed("session"), "the end of lease and session", 30)

@@ -75,7 +75,7 @@ OPTIONS = [
     ),
     cfg.BoolOpt(
         "regions",
-        default=False,
+        default=True,
         help="Offer programs in virtual machines a ring in the region that the machine shares with "
         "the host, in place of its port, as long as there is room in it.",
     ),

@@ -1,6 +1,5 @@
 #include "guest/region.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -17,8 +16,6 @@
 namespace gpupool::guest {
 namespace {
 
-constexpr char kDevices[] = "/sys/bus/pci/devices";
-constexpr char kVendor[] = "0x1af4", kDevice[] = "0x1110";  // ivshmem
 constexpr int64_t kLookNs = 1'000'000'000;
 constexpr int64_t kAgainNs = 10'000'000'000;  // one that was slow may have had a bad moment
 // In one direction: so many copies, fewer if that takes too long, but always some.
@@ -27,29 +24,6 @@ constexpr int64_t kMeasureNs = 50'000'000;
 constexpr size_t kScratchBytes = carriers::kRegionFirstSlot - carriers::kRegionScratch;
 
 using carriers::Patience;
-
-bool reads(const std::string& path, const char* what) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  char text[16] = {};
-  return file && read(file.get(), text, sizeof text - 1) > 0 &&
-         strncmp(text, what, strlen(what)) == 0;
-}
-
-// The memory of all devices of the kind.
-std::vector<std::string> find_devices() {
-  std::vector<std::string> found;
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(kDevices), closedir);
-  if (directory == nullptr) return found;
-  while (const dirent* entry = readdir(directory.get())) {
-    const std::string device = std::string(kDevices) + "/" + entry->d_name;
-    if (entry->d_name[0] != '.' && reads(device + "/vendor", kVendor) &&
-        reads(device + "/device", kDevice)) {
-      found.push_back(device + "/resource2");
-    }
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
 
 uint64_t mib_per_second(size_t bytes, int64_t ns) {
   return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 /
@@ -83,8 +57,21 @@ void Region::look(bool now) {
   path_.clear();
   problem_.clear();
   state_ = State::kAbsent;
-  for (const std::string& path : wanted_.empty() ? find_devices() : std::vector{wanted_}) {
-    if (open(path)) return;
+  if (!wanted_.empty()) {
+    open(wanted_);
+    return;
+  }
+  const std::vector<SharedMemoryDevice> devices = devices_.find();
+  for (const SharedMemoryDevice& device : devices) {
+    if (device.has_address && open(device.path + "/resource2")) return;
+  }
+  for (const SharedMemoryDevice& device : devices) {
+    if (device.has_address) continue;
+    state_ = State::kFailed;
+    path_ = device.path;
+    problem_ =
+        "the guest's PCI bridge has no room for it ([libvirt] region_size = 2 on the host needs "
+        "none)";
   }
 }
 

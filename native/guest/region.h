@@ -7,6 +7,7 @@
 #include <string>
 
 #include "broker/fd.h"
+#include "guest/pci.h"
 
 namespace gpupool::guest {
 
@@ -46,6 +47,7 @@ class Region {
 
   const std::string wanted_;
   const uint64_t least_;
+  SharedMemoryDevices devices_;
   int64_t looked_ns_ = 0, measured_ns_ = 0;
   State state_ = State::kAbsent;
   Fd fd_;

@@ -31,7 +31,7 @@ def test_an_unmodified_program_computes(host, name, guest_image, machine_type):
     computes(machine)
     loop = Loop(machine)
     [session] = sessions(host, guest)
-    assert session["carrier"] == "virtio-serial"
+    assert session["carrier"] == "ivshmem"
     assert (session["pid"], session["program"]) == (loop.pid, "loop")
     assert whole(host, machine)["sessions"] == 1
     run(machine, f"kill {loop.pid}")
@@ -178,7 +178,7 @@ def test_a_live_migration_while_a_program_runs(host, name, guest_image):
         computes(moved)
         Loop(moved)
         [session] = sessions(other, after)
-        assert session["carrier"] == "virtio-serial"
+        assert session["carrier"] == "ivshmem"
         moved.close()
         moved.domain.destroy()
         gone(other, name, after["region"])
