@@ -224,6 +224,7 @@ void Broker::apply(uint64_t request, const Push& push) {
   }
   workers_.keep_warm(std::move(usable));
   ports_.apply(settings.regions());
+  ports_.listen(settings.vsock_port());
   listen_tcp(settings.tcp_listen(), applied);
 
   if (request == 0) return;

@@ -19,7 +19,7 @@ class Region;
 constexpr uint32_t kUnknownUid = 0xffffffff;
 
 struct Peer {
-  std::string carrier;         // "unix", "tcp" or "virtio-serial"
+  std::string carrier;         // "unix", "tcp", "virtio-serial" or "vsock"
   uint32_t uid = kUnknownUid;  // unix: from the kernel
   uint32_t pid = 0;            // unix: from the kernel
 };

@@ -102,6 +102,7 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
   std::set<wire::Uuid> lease_ids, slice_ids;
   std::set<std::string> sockets;
   std::set<std::string> ports;
+  std::set<uint32_t> cids;
   for (const auto& pushed : push.leases()) {
     LeaseEntry lease;
     if (!take(pushed.id(), lease.id.data(), lease.id.size())) {
@@ -135,6 +136,11 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
       if (!ports.insert(lease.port).second) {
         return *why = "port " + lease.port + " is there twice", std::nullopt;
       }
+    }
+    lease.vsock_cid = pushed.vsock_cid();
+    if (lease.vsock_cid != 0 && !cids.insert(lease.vsock_cid).second) {
+      return *why = "vsock cid " + std::to_string(lease.vsock_cid) + " is there twice",
+             std::nullopt;
     }
     if (pushed.has_region()) {
       lease.region = {pushed.region().path(), pushed.region().inode(), pushed.region().bytes()};
@@ -260,6 +266,7 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
     kept.socket = lease->socket;
     kept.owner = lease->owner;
     kept.port = lease->port;
+    kept.vsock_cid = lease->vsock_cid;
     kept.region = lease->region;
     kept.slices = std::move(lease->slices);
     if (kept.process_pid != lease->process_pid || kept.process_start != lease->process_start) {

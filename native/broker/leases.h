@@ -49,6 +49,7 @@ struct LeaseEntry {
   uint32_t owner = 0;            // whose socket that is
   std::optional<uint32_t> user;  // whose lease it is
   std::string port;              // path of a virtual machine's port; empty: none
+  uint32_t vsock_cid = 0;        // of a virtual machine; 0: none
   RegionSpec region;             // that it shares with the host
   Fd pidfd;
 };

@@ -6,12 +6,14 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <vector>
 
 #include "broker/log.h"
 #include "broker/regions.h"
+#include "broker/vsock.h"
 #include "carriers/mux.h"
 
 namespace gpupool::broker {
@@ -20,15 +22,32 @@ namespace {
 constexpr int64_t kRetryMs = 300;
 constexpr int64_t kFarewellMs = 200;  // for a lease that has ended: time to tell its programs
 constexpr size_t kMaxProblem = 200;
+constexpr int kAcceptsAtOnce = 16;
 
 }  // namespace
 
 class PortTable::Port final : public carriers::MuxOwner {
  public:
+  // A port that QEMU has at this path, or comes to have.
   Port(PortTable& table, const wire::Uuid& lease, std::string path)
-      : path(std::move(path)), table_(table), lease_(lease) {
+      : path(std::move(path)), carrier_("virtio-serial"), table_(table), lease_(lease) {
     entrance_.lease = lease;
     connect();
+  }
+  // A machine's own connection. `over` is called when it has hung up.
+  Port(PortTable& table, const wire::Uuid& lease, Fd fd, uint32_t cid, std::function<void()> over)
+      : cid(cid),
+        carrier_("vsock"),
+        table_(table),
+        lease_(lease),
+        over_(std::move(over)),
+        fd_(std::move(fd)) {
+    entrance_.lease = lease;
+    if (const std::string problem = serve(); !problem.empty()) {
+      log_limited(name() + ": " + problem);
+      hang_up();
+      retry();
+    }
   }
   ~Port() override {
     table_.loop_.cancel(timer_);
@@ -64,7 +83,8 @@ class PortTable::Port final : public carriers::MuxOwner {
   }
   bool ending() const { return ending_; }
 
-  const std::string path;
+  const std::string path;  // empty: it comes by vsock
+  const uint32_t cid = 0;  // of the machine, if it does
 
   // ---- MuxOwner ----
   int on_open(std::string* why) override {
@@ -75,7 +95,7 @@ class PortTable::Port final : public carriers::MuxOwner {
       return *why = "the host has no room for another connection", -1;
     }
     Peer peer;
-    peer.carrier = "virtio-serial";
+    peer.carrier = carrier_;
     table_.door_.admit(Fd(fds[1]), std::move(peer), &entrance_);
     return fds[0];
   }
@@ -86,7 +106,9 @@ class PortTable::Port final : public carriers::MuxOwner {
   void on_refused(const std::string& why) override { log_limited(name() + ": " + why); }
 
  private:
-  std::string name() const { return "port of lease " + wire::format_uuid(lease_); }
+  std::string name() const {
+    return (path.empty() ? "vsock of lease " : "port of lease ") + wire::format_uuid(lease_);
+  }
 
   void connect() {
     const std::string problem = try_connect();
@@ -108,6 +130,10 @@ class PortTable::Port final : public carriers::MuxOwner {
       fd_.reset();
       return strerror(error);
     }
+    return serve();
+  }
+
+  std::string serve() {
     try {
       mux_ = std::make_unique<carriers::Mux>(carriers::Mux::Side::kHost, fd_.get(), *this);
     } catch (const std::system_error& error) {
@@ -130,9 +156,11 @@ class PortTable::Port final : public carriers::MuxOwner {
   }
 
   void retry() {
-    timer_ = table_.loop_.after(kRetryMs, [this] {
+    timer_ = table_.loop_.after(path.empty() ? 0 : kRetryMs, [this] {
       timer_ = 0;
-      connect();
+      if (!path.empty()) return connect();
+      const auto over = over_;  // ends this, too
+      over();
     });
   }
 
@@ -143,8 +171,10 @@ class PortTable::Port final : public carriers::MuxOwner {
     fd_.reset();
   }
 
+  const char* const carrier_;
   PortTable& table_;
   const wire::Uuid lease_;
+  const std::function<void()> over_;
   Entrance entrance_;
   Fd fd_;
   std::unique_ptr<carriers::Mux> mux_;
@@ -171,19 +201,79 @@ void PortTable::apply(bool regions) {
     return (other != wanted.end() && other->second != id) ||
            (lease != nullptr && lease->port != port->path) || (lease != nullptr && port->ending());
   });
-  for (auto& [id, port] : ports_) {
-    if (leases_.find(id) == nullptr) port->end([this, lease = id] { ports_.erase(lease); });
+  std::erase_if(vsocks_, [&](const auto& entry) {
+    const LeaseEntry* lease = leases_.find(entry.first);
+    return lease != nullptr && (lease->vsock_cid != entry.second->cid || entry.second->ending());
+  });
+  for (auto* table : {&ports_, &vsocks_}) {
+    for (auto& [id, port] : *table) {
+      if (leases_.find(id) == nullptr) port->end([table, lease = id] { table->erase(lease); });
+    }
   }
   for (const auto& [path, id] : wanted) {
     if (!ports_.contains(id)) ports_[id] = std::make_unique<Port>(*this, id, path);
-    ports_[id]->use_region(regions ? leases_.find(id)->region : RegionSpec{});
+  }
+  regions_ = regions;
+  for (auto* table : {&ports_, &vsocks_}) {
+    for (auto& [id, port] : *table) {
+      const LeaseEntry* lease = leases_.find(id);
+      if (lease != nullptr) port->use_region(regions ? lease->region : RegionSpec{});
+    }
   }
   tell();
 }
 
+// ---- vsock --------------------------------------------------------------------------------------
+
+void PortTable::listen(uint32_t vsock_port) {
+  if (vsock_port == vsock_port_) return;
+  if (vsock_listener_) loop_.forget(vsock_listener_.get());
+  vsock_listener_.reset();
+  vsock_port_ = vsock_port;
+  if (vsock_port == 0) return;
+  std::string why;
+  vsock_listener_ = listen_vsock(vsock_port, &why);
+  if (!vsock_listener_) {
+    log(LogLevel::kInfo, "virtual machines cannot come by vsock: " + why);
+    return;
+  }
+  loop_.watch(vsock_listener_.get(), EPOLLIN, [this](uint32_t) { on_knock(); });
+}
+
+void PortTable::on_knock() {
+  for (int i = 0; i < kAcceptsAtOnce; i++) {
+    VsockPeer peer;
+    Fd fd = accept_vsock(vsock_listener_.get(), &peer);
+    if (!fd) return;
+    come(std::move(fd), peer.cid, peer.port);
+  }
+}
+
+void PortTable::come(Fd fd, uint32_t cid, uint32_t port) {
+  const std::string who = "vsock cid " + std::to_string(cid);
+  if (port >= kPrivilegedVsockPorts) {
+    return log_limited(who + " is turned away: it came from an unprivileged port");
+  }
+  const auto& leases = leases_.leases();
+  const auto lease = std::find_if(leases.begin(), leases.end(),
+                                  [&](const auto& entry) { return entry.second.vsock_cid == cid; });
+  if (cid == 0 || lease == leases.end()) {
+    return log_limited(who + " is turned away: it has no lease");
+  }
+  const wire::Uuid id = lease->first;
+  // A second connection takes the place of the first: the helper that had that one has gone.
+  vsocks_.erase(id);
+  auto& added = vsocks_[id] =
+      std::make_unique<Port>(*this, id, std::move(fd), cid, [this, id] { vsocks_.erase(id); });
+  added->use_region(regions_ ? lease->second.region : RegionSpec{});
+  added->tell(describe(lease->second));
+}
+
 void PortTable::tell() {
-  for (auto& [id, port] : ports_) {
-    if (const LeaseEntry* lease = leases_.find(id)) port->tell(describe(*lease));
+  for (auto* table : {&ports_, &vsocks_}) {
+    for (auto& [id, port] : *table) {
+      if (const LeaseEntry* lease = leases_.find(id)) port->tell(describe(*lease));
+    }
   }
 }
 

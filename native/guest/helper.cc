@@ -14,6 +14,7 @@
 
 #include "broker/log.h"
 #include "broker/sockets.h"
+#include "broker/vsock.h"
 #include "wire/handshake.h"
 
 namespace gpupool::guest {
@@ -100,7 +101,14 @@ void Helper::tick() {
   if (mux_ && mux_->up()) return;
   look_again();
   if (mux_) return mux_->ask_again();
-  switch (port_.look()) {
+  // The port is kept open all the time: by that the host sees that somebody carries the sessions.
+  const Port::State port = port_.look();
+  if (options_.vsock_port != 0) vsock_ = broker::connect_to_host(options_.vsock_port);
+  if (vsock_) {
+    if (start_mux(vsock_.get())) enter(State::kNoAnswer, {});
+    return;
+  }
+  switch (port) {
     case Port::State::kAbsent:
       return enter(State::kNoPort, {});
     case Port::State::kFailed:
@@ -110,22 +118,31 @@ void Helper::tick() {
     case Port::State::kReady:
       break;
   }
+  if (start_mux(port_.fd())) enter(State::kNoAnswer, {});
+}
+
+bool Helper::start_mux(int fd) {
   try {
-    mux_ = std::make_unique<carriers::Mux>(carriers::Mux::Side::kGuest, port_.fd(), *this);
+    mux_ = std::make_unique<carriers::Mux>(carriers::Mux::Side::kGuest, fd, *this);
   } catch (const std::system_error& error) {
-    return enter(State::kPortFailed, error.what());
+    enter(State::kPortFailed, error.what());
+    return false;
   }
-  if (!loop_.watch(mux_->fd(), EPOLLIN, [this](uint32_t) { run_mux(); })) {
-    mux_.reset();
-    return enter(State::kPortFailed, strerror(errno));
-  }
-  enter(State::kNoAnswer, {});
+  if (loop_.watch(mux_->fd(), EPOLLIN, [this](uint32_t) { run_mux(); })) return true;
+  const int error = errno;
+  mux_.reset();
+  enter(State::kPortFailed, strerror(error));
+  return false;
 }
 
 void Helper::run_mux() {
   if (mux_->run()) return;
   end_mux();
-  port_.hung_up();
+  if (vsock_) {
+    vsock_.reset();
+  } else {
+    port_.hung_up();
+  }
   enter(State::kNoHost, {});
   look_again();
 }
@@ -235,6 +252,9 @@ std::string Helper::describe() const {
   Json status{{"state", kNames[static_cast<size_t>(state_)]},
               {"sentence", sentence()},
               {"port", port_.path()},
+              {"carrier", mux_ == nullptr ? ""
+                          : vsock_        ? "vsock"
+                                          : "virtio-serial"},
               {"connections", mux_ ? mux_->channels() : 0},
               {"slices", Json::array()}};
   static constexpr const char* kRegionNames[] = {"absent", "failed", "slow", "usable"};

@@ -12,8 +12,11 @@
 
 namespace gpupool::guest {
 
+constexpr uint32_t kVsockPort = 26480;  // [broker] vsock_port, unless set
+
 struct HelperOptions {
   std::string port = kPort;
+  uint32_t vsock_port = kVsockPort;  // of the host, where the machine has a vsock device; 0: none
   std::string run_dir = "/run/gpupool";
   std::string group = "gpupool";  // that may use the socket; need not exist
   std::string region;             // memory that is shared with the host; empty: is looked for
@@ -40,6 +43,7 @@ class Helper final : public carriers::MuxOwner {
   int descriptor() override { return region_.fd(); }
 
  private:
+  bool start_mux(int fd);
   // As `gpupool-guest status` tells them apart.
   enum class State { kNoPort, kPortFailed, kNoHost, kNoAnswer, kRefused, kUp };
 
@@ -60,6 +64,7 @@ class Helper final : public carriers::MuxOwner {
   broker::EventLoop loop_;
   Fd signals_, programs_, questions_;
   Port port_;
+  Fd vsock_;  // in place of the port
   Region region_;
   std::unique_ptr<carriers::Mux> mux_;
   broker::EventLoop::TimerId timer_ = 0;

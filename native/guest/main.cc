@@ -22,7 +22,7 @@ using namespace gpupool::guest;
 constexpr char kUsage[] =
     "usage: gpupool-guest status [--json] [--run-dir DIR]\n"
     "       gpupool-guest run [--port PATH] [--run-dir DIR] [--group NAME] [--region PATH]\n"
-    "                         [--region-speed MIB]\n"
+    "                         [--region-speed MIB] [--vsock-port N]\n"
     "\n"
     "status: says in one sentence whether this virtual machine has a GPU, or why not.\n"
     "run: the helper, a service: carries the connections of programs to the host.\n"
@@ -31,6 +31,9 @@ constexpr char kUsage[] =
     "  --port PATH     the port (default: /dev/virtio-ports/org.gpupool.0)\n"
     "  --run-dir DIR   where the sockets lie (default: /run/gpupool)\n"
     "  --group NAME    who may use the GPU (default: gpupool)\n"
+    "  --vsock-port N  of the host, tried first where there is a vsock device (default: 26480, "
+    "with\n"
+    "                  --port 0: not)\n"
     "  --region PATH   the memory that is shared with the host (default: is looked for)\n"
     "  --region-speed MIB\n"
     "                  what it has to move in a second to be used (default: 100)\n"
@@ -81,9 +84,11 @@ int main(int argc, char** argv) {
                                    {"group", required_argument, nullptr, 'g'},
                                    {"region", required_argument, nullptr, 'm'},
                                    {"help", no_argument, nullptr, 'h'},
+                                   {"vsock-port", required_argument, nullptr, 'v'},
                                    {"region-speed", required_argument, nullptr, 's'},
                                    {nullptr, 0, nullptr, 0}};
   HelperOptions chosen;
+  uint64_t vsock_port = UINT64_MAX;
   bool json = false;
   int option;
   while ((option = getopt_long(argc, argv, "", options, nullptr)) != -1) {
@@ -103,6 +108,11 @@ int main(int argc, char** argv) {
       case 'm':
         chosen.region = optarg;
         break;
+      case 'v':
+        if (!take_number(optarg, &vsock_port) || vsock_port > UINT32_MAX) {
+          usage_error("--vsock-port is a number");
+        }
+        break;
       case 's':
         if (!take_number(optarg, &chosen.region_speed)) usage_error("--region-speed is a number");
         break;
@@ -112,6 +122,11 @@ int main(int argc, char** argv) {
       default:
         usage_error("an option is not known or lacks its value");
     }
+  }
+  if (vsock_port != UINT64_MAX) {
+    chosen.vsock_port = static_cast<uint32_t>(vsock_port);
+  } else if (chosen.port != gpupool::guest::kPort) {
+    chosen.vsock_port = 0;
   }
   if (optind + 1 != argc) usage_error("run or status?");
   if (strcmp(argv[optind], "status") == 0) return print_status(chosen.run_dir, json);
