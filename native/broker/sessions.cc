@@ -326,6 +326,7 @@ void SessionTable::open_device(const Door::Guest& guest) {
                         "session " + wire::format_uuid(handshake.session()) +
                             " does not exist under this lease, or has ended");
   }
+  if (!in_time(guest, lease->id, false)) return;
   const uint32_t device = handshake.hello().device;
   if (device >= lease->slices.size()) {
     return door_.refuse(guest, RefusalCode::kBadFrame,
@@ -335,7 +336,6 @@ void SessionTable::open_device(const Door::Guest& guest) {
   if (session->workers.size() + session->pending >= most) {
     return door_.refuse(guest, RefusalCode::kLimit, "the session has too many workers");
   }
-  if (!in_time(guest, lease->id, false)) return;
   std::string why;
   if (!may_hold(holder_of(lease->user, session->peer), kWorkerDescriptors, &why)) {
     return door_.refuse(guest, RefusalCode::kLimit, why);
