@@ -166,9 +166,8 @@ void Door::make_room(const Peer& newcomer) {
     const bool of_tcp = !owner.first.address.empty();
     return std::tuple(!tcp_is_full || of_tcp, owner.second.size(), of_tcp);
   };
-  drop_oldest_of(*std::max_element(by_owner.begin(), by_owner.end(), [&](auto& a, auto& b) {
-    return rank(a) < rank(b);
-  }));
+  drop_oldest_of(*std::max_element(by_owner.begin(), by_owner.end(),
+                                   [&](auto& a, auto& b) { return rank(a) < rank(b); }));
 }
 
 void Door::drop(const Guest& guest) {

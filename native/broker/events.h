@@ -17,8 +17,8 @@ class EventLog {
 
   // Sends what was kept, then every event as it happens; an empty sink: keeps them again.
   void connect(Sink sink);
-  void add(Event event);  // fills in number and time
-  void flush();           // the sink takes events again
+  void add(Event event);                   // fills in number and time
+  void flush();                            // the sink takes events again
   uint64_t lost() const { return lost_; }  // since the last connect()
 
  private:

@@ -140,14 +140,14 @@ bool SessionTable::in_time(const Door::Guest& guest, const wire::Uuid& lease, bo
   if ((session ? pace.sessions : pace.workers).take(steady_ms())) return true;
   pace.refused++;
   if (pace.timer == 0) tell_hurry(lease);
-  door_.refuse(guest, wire::RefusalCode::kLimit,
-               "lease " + wire::format_uuid(lease) + " opens " +
-                   (session ? "sessions" : "connections to its devices") + " too fast: " +
-                   std::to_string(session ? kSessionsPerSecond : kWorkersPerSecond) +
-                   " a second are allowed, after " +
-                   std::to_string(session ? kSessionsAtOnce : kWorkersAtOnce) +
-                   " at once; try again later",
-               false);
+  door_.refuse(
+      guest, wire::RefusalCode::kLimit,
+      "lease " + wire::format_uuid(lease) + " opens " +
+          (session ? "sessions" : "connections to its devices") +
+          " too fast: " + std::to_string(session ? kSessionsPerSecond : kWorkersPerSecond) +
+          " a second are allowed, after " +
+          std::to_string(session ? kSessionsAtOnce : kWorkersAtOnce) + " at once; try again later",
+      false);
   return false;
 }
 
@@ -181,7 +181,8 @@ void SessionTable::open_session(const Door::Guest& guest) {
   }
   std::vector<wire::DeviceSnapshot> snapshots;
   std::string why;
-  if (!may_hold(holder_of(lease->user, guest->peer()), 1, &why)) return door_.refuse(guest, RefusalCode::kLimit, why);
+  if (!may_hold(holder_of(lease->user, guest->peer()), 1, &why))
+    return door_.refuse(guest, RefusalCode::kLimit, why);
   switch (devices_.snapshots(*lease, &snapshots, &why)) {
     case Device::Status::kReady:
       break;

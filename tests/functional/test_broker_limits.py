@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def open_until_refused(known: Lease) -> Refused:
     raise AssertionError("20000 sessions and no refusal")
 
 
-# ---- How fast a lease opens what ------------------------------------------------------------------
+# ---- How fast a lease opens what ----------------------------------------------------------------
 
 
 def test_a_lease_that_opens_sessions_in_a_loop_is_slowed_down(host: BrokerHost) -> None:
@@ -86,7 +87,7 @@ def test_a_session_that_connects_to_its_device_in_a_loop_is_slowed_down(host: Br
         assert "opens connections to its devices too fast: 100 a second" in str(refused.value)
 
 
-# ---- gpupoold reads slowly ------------------------------------------------------------------------
+# ---- gpupoold reads slowly ----------------------------------------------------------------------
 
 
 def test_answers_go_ahead_of_events_and_the_oldest_events_are_dropped(host: BrokerHost) -> None:
@@ -115,13 +116,13 @@ def test_answers_go_ahead_of_events_and_the_oldest_events_are_dropped(host: Brok
             if event.WhichOneof("what") == "session_opened" and is_last(event.session_opened):
                 opened = event
         assert before < len(numbers)
-        gaps = [b - a - 1 for a, b in zip(numbers, numbers[1:], strict=False) if b != a + 1]
+        gaps = [b - a - 1 for a, b in itertools.pairwise(numbers) if b != a + 1]
         assert len(gaps) >= 1 and all(gap > 0 for gap in gaps)
         assert "events were dropped" in host.log()
         assert channel.state().sessions  # the connection is the same
 
 
-# ---- Addresses ------------------------------------------------------------------------------------
+# ---- Addresses ----------------------------------------------------------------------------------
 
 
 def test_one_address_does_not_take_the_half_open_places_of_others(host: BrokerHost) -> None:
