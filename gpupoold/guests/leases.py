@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpupoold.errors import Conflict, NotFound, PoolError
 from gpupoold.guests.region import Regions
@@ -23,6 +23,8 @@ LOG = logging.getLogger(__name__)
 
 #: slices that are made for a virtual machine belong to root
 ROOT = Caller(0, 0, True)
+#: whose sessions need the guest's service, which has the port open
+PORT_CARRIERS = ("virtio-serial", "ivshmem")
 NAME_PART = 40  # of a slice's 63 characters
 
 
@@ -227,17 +229,27 @@ class GuestLeases:
             return None
         if guest.region_path:
             self._regions.write_header(guest.region_path, guest.region_inode, guest.id, guest.epoch)
-        for session in self._pool.book.sessions():
-            if session.lease_id != guest.id:
-                continue
-            try:
-                self._pool.broker.client.kill_session(
-                    uuid.UUID(session.id).bytes, "the virtual machine boots again"
-                )
-            except PoolError as error:  # it has ended by itself, or ends with the broker
-                LOG.info("session %s was not ended: %s", session.id, error)
-        self._pool.notify()
+        ids = [entry.id for entry in self._pool.book.sessions() if entry.lease_id == guest.id]
+        self.end_sessions(ids, "the virtual machine boots again")
         return guest
+
+    def end_sessions(self, sessions: Iterable[str], why: str) -> None:
+        """Ends sessions, by their ids."""
+        for session in sessions:
+            try:
+                self._pool.broker.client.kill_session(uuid.UUID(session).bytes, why)
+            except PoolError as error:  # it has ended by itself, or ends with the broker
+                LOG.info("session %s was not ended: %s", session, error)
+        self._pool.notify()
+
+    def carried(self, domain_uuid: str) -> list[str]:
+        """The sessions whose calls or bells go through the domain's port."""
+        guest = self.live(domain_uuid)
+        return [
+            entry.id
+            for entry in self._pool.book.sessions()
+            if guest is not None and entry.lease_id == guest.id and entry.carrier in PORT_CARRIERS
+        ]
 
     def set_port(self, guest: Guest, path: str) -> None:
         """The broker is to serve the guest at this socket; empty: nowhere."""

@@ -205,6 +205,12 @@ class Guests:
         for _ in range(ROUNDS_MAX):
             try:
                 actions = self._decide(domain_uuid)
+                # Sessions are gone when the broker says so, which needs no further look.
+                actions = [
+                    action
+                    for action in actions
+                    if not isinstance(action, rules.EndSessions) or _kind(action) not in done
+                ]
                 fresh = [action for action in actions if _kind(action) not in done]
                 for action in fresh:
                     done.add(_kind(action))
@@ -235,6 +241,7 @@ class Guests:
         # The order matters: what is granted after this line is not judged by the look below.
         guests = [g for g in self.leases.guests() if g.domain_uuid == domain_uuid]
         leases = self.leases.lease_ids()
+        carried = self.leases.carried(domain_uuid)
         look = self._hypervisor.look(domain_uuid)
         seen = self._take(domain_uuid, look)
         return rules.decide(
@@ -243,6 +250,7 @@ class Guests:
             leases,
             attach_devices=self._settings.libvirt_attach_devices,
             stale_headers=self.leases.stale_headers(guests),
+            carried=carried,
         )
 
     def _take(self, domain_uuid: str, look: Look | None) -> rules.Seen | None:
@@ -265,6 +273,7 @@ class Guests:
             crashed=look.crashed,
             settled=look.settled,
             port_path=xml.channel.path if xml.channel.held == Held.OURS else "",
+            port_unused=xml.channel.held == Held.OURS and xml.channel.unused,
         )
 
     def _do(self, action: rules.Action) -> None:
@@ -314,6 +323,8 @@ class Guests:
                     raise PoolError(f"the region {guest.region_path} is gone")
             case rules.SetPort(guest, path):
                 self.leases.set_port(guest, path)
+            case rules.EndSessions(_, sessions):
+                self.leases.end_sessions(sessions, "the guest's service has closed its port")
             case rules.Forget(guest):
                 self.leases.forget(guest)
 

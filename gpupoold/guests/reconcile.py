@@ -32,6 +32,7 @@ class Seen:
     crashed: bool = False
     settled: bool = True
     port_path: str = ""  # of a channel that is ours: the host's socket
+    port_unused: bool = False  # nobody in the guest has it open
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,14 @@ class SetPort:
 
 
 @dataclass(frozen=True)
+class EndSessions:
+    """Sessions of programs that nobody in the guest carries any more."""
+
+    guest: Guest
+    sessions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Forget:
     """The region of an ended lease is in use no more: remove it, and the last trace."""
 
@@ -120,6 +129,7 @@ Action = (
     | RemoveGrant
     | WriteHeader
     | SetPort
+    | EndSessions
     | Forget
 )
 
@@ -131,12 +141,15 @@ def decide(
     *,
     attach_devices: bool,
     stale_headers: Collection[str] = (),
+    carried: Sequence[str] = (),
 ) -> list[Action]:
     """The next actions for one domain, in order; what follows from them comes at the next look.
 
     seen: None if the domain is not active. guests: the domain's, read before the domain was looked
     at (a lease that is granted in between is not to be judged by the older look). leases: those
-    that exist. stale_headers: the guests whose region has not the right header.
+    that exist. stale_headers: the guests whose region has not the right header. carried: the
+    sessions whose calls or bells go through the domain's port, read before the domain was looked
+    at: whoever carried them then has gone, if the port is unused now.
     """
     live = next((guest for guest in guests if guest.ended_at is None), None)
     gone = [guest for guest in guests if guest.ended_at is not None]
@@ -158,6 +171,8 @@ def decide(
                 actions.append(Attach(seen, live, "channel"))
         if seen.port_path != live.port_path:
             actions.append(SetPort(live, seen.port_path))
+        if seen.port_unused and seen.settled and carried:
+            actions.append(EndSessions(live, tuple(carried)))
         if seen.grant != live.id and seen.settled:
             actions.append(WriteGrant(seen, live))
         return actions

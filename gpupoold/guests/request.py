@@ -78,6 +78,7 @@ class Device:
     held: Held = Held.NONE
     xml: str = ""
     path: str = ""  # of a channel: the host's socket
+    unused: bool = False  # of a channel: nobody in the guest has it open
 
 
 @dataclass(frozen=True)
@@ -276,9 +277,9 @@ def _alias(element: ET.Element) -> str:
     return alias.get("name", "") if alias is not None else ""
 
 
-def _device(element: ET.Element, alias: str, path: str = "") -> Device:
+def _device(element: ET.Element, alias: str, path: str = "", *, unused: bool = False) -> Device:
     held = Held.OURS if _alias(element) == alias else Held.FOREIGN
-    return Device(held, ET.tostring(element, encoding="unicode").strip(), path)
+    return Device(held, ET.tostring(element, encoding="unicode").strip(), path, unused)
 
 
 def _channel_of(root: ET.Element) -> Device:
@@ -287,7 +288,11 @@ def _channel_of(root: ET.Element) -> Device:
         if target is not None and target.get("name") == CHANNEL_TARGET:
             source = element.find("source")
             return _device(
-                element, CHANNEL_ALIAS, source.get("path", "") if source is not None else ""
+                element,
+                CHANNEL_ALIAS,
+                source.get("path", "") if source is not None else "",
+                # QEMU tells libvirt when a process in the guest opens or closes it.
+                unused=target.get("state") == "disconnected",
             )
     return Device()
 

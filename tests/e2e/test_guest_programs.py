@@ -140,6 +140,35 @@ def test_a_pause_and_restarts_of_the_daemons_disturb_no_program(host, name, gues
     gone(host, name, guest["region"])
 
 
+def test_what_carries_a_program_ends(host, name, guest_image):
+    """Its worker, and the guest's service: a CUDA error each time, and the host is clean."""
+    machine = host.start(name, sized(), image=guest_image)
+    guest = whole(host, machine)
+    wait_status(machine, 0)
+    loop = Loop(machine)
+    [session] = sessions(host, guest)
+    os.kill(session["worker_pids"][0], signal.SIGKILL)
+    loop.fails()
+    until(lambda: not sessions(host, guest), "the session's end")
+    computes(machine)
+    loop = Loop(machine)
+    machine.sh("killall -9 gpupool-guest")  # is started again at once
+    loop.fails()
+    until(lambda: not sessions(host, guest), "the session's end")
+    wait_status(machine, 0)
+    computes(machine)
+    # Where nobody starts it again and the program waits, the port says that it is unused.
+    loop = Loop(machine)
+    machine.sh(f"killall -STOP rc.local; kill -STOP {loop.pid}; killall -9 gpupool-guest")
+    until(lambda: not sessions(host, guest), "the session's end")
+    machine.sh(f"kill -CONT {loop.pid}; killall -CONT rc.local")
+    loop.fails()
+    wait_status(machine, 0)
+    computes(machine)
+    machine.domain.destroy()
+    gone(host, name, guest["region"])
+
+
 def test_a_save_ends_a_program_and_a_restored_machine_has_a_gpu(host, name, guest_image):
     machine = host.start(name, sized(), image=guest_image)
     before = whole(host, machine)

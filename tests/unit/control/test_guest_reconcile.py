@@ -543,6 +543,29 @@ def test_a_domain_in_the_midst_of_something_is_not_touched():
     assert [type(action).__name__ for action in without] == ["WriteGrant"]
 
 
+def test_sessions_end_with_the_service_that_carries_them():
+    guest = Guest(str(uuid.uuid4()), A, "vm", "s", 0, True, "/x", 1, 1, 0.0)
+    ours = Held.OURS
+    used = reconcile.Seen(A, "vm", True, SIZED, grant=guest.id, channel=ours, region=ours)
+
+    def decide(seen, carried):
+        return reconcile.decide(seen, [guest], {guest.id}, attach_devices=True, carried=carried)
+
+    assert decide(used, ["one"]) == []
+    unused = replace(used, port_unused=True)
+    assert decide(unused, []) == []
+    assert decide(unused, ["one", "two"]) == [reconcile.EndSessions(guest, ("one", "two"))]
+    assert decide(replace(unused, settled=False), ["one"]) == []
+
+
+@pytest.mark.parametrize(("state", "unused"), [("disconnected", True), ("connected", False)])
+def test_whether_a_port_is_used_is_in_the_live_xml(state, unused):
+    xml = f"""<domain><name>vm</name><uuid>{A}</uuid><devices><channel type='unix'>
+      <source mode='bind' path='/p'/><target type='virtio' name='org.gpupool.0' state='{state}'/>
+      <alias name='ua-gpupool-channel'/></channel></devices></domain>"""
+    assert request.read_domain(xml).channel.unused is unused
+
+
 def test_names_are_in_one_place():
     assert request.region_name(A) == f"gpupool-{A}"
     assert f"<shmem name='gpupool-{A}' role='master'>" in request.region_xml(A, 16)
