@@ -55,6 +55,35 @@ class _Pending:
     lost: str = ""
 
 
+class _Gaps:
+    """Finds events that the broker dropped; one question at a time makes up for them."""
+
+    def __init__(self) -> None:
+        self.asked = 0  #: the request that is not answered yet
+        self._last = 0
+        self._again = False
+
+    def must_ask(self, sequence: int) -> bool:
+        """Takes the number of an event; whether the state has to be asked for now."""
+        missing = sequence - self._last - 1 if self._last else 0
+        self._last = sequence
+        if missing <= 0:
+            return False
+        LOG.warning("the broker dropped %d events; asking it for its state", missing)
+        if self.asked:  # and what it answers may be older than what is missing
+            self._again = True
+            return False
+        return True
+
+    def must_ask_again(self, answered: int) -> bool:
+        """Takes the number of an answered request; whether more was lost since it was asked."""
+        if answered != self.asked:
+            return False
+        self.asked = 0
+        again, self._again = self._again, False
+        return again
+
+
 class BrokerClient:
     """Safe to use from several threads."""
 
@@ -151,14 +180,19 @@ class BrokerClient:
             pushed, _ = self._send_push()
             asked, _ = self._send(query=pb.Query())
             waiting = {pushed, asked}
+            gaps = _Gaps()
             while (message := self._receive(connection)) is not None:
                 what = message.WhichOneof("what")
                 if what == "event":
                     self._listener.broker_event(message.event)
+                    if gaps.must_ask(message.event.sequence):
+                        gaps.asked, _ = self._send(query=pb.Query())
                 elif what == "answer":
                     self._take_answer(message.answer)
                     if not message.answer.more:
                         waiting.discard(message.answer.request)
+                        if gaps.must_ask_again(message.answer.request):
+                            gaps.asked, _ = self._send(query=pb.Query())
                     if not waiting and not self._ready.is_set():
                         self.problem = ""
                         self._ready.set()

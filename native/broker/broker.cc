@@ -73,9 +73,10 @@ Broker::Broker(const BrokerOptions& options)
       status_(door_, leases_, devices_, sessions_),
       slice_sockets_(door_, options.run_dir),
       ports_(loop_, door_, leases_, devices_),
-      control_(loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
-               {[this] { on_connect(); }, [this] { events_.connect({}); },
-                [this](const ToBroker& message) { on_message(message); }}) {
+      control_(
+          loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
+          {[this] { on_connect(); }, [this] { events_.connect({}); },
+           [this](const ToBroker& message) { on_message(message); }, [this] { events_.flush(); }}) {
   instance_.resize(16);
   randombytes_buf(instance_.data(), instance_.size());
   door_.listen(listen_unix(options.run_dir + "/session.sock", SOCK_STREAM, 0666), "unix");
@@ -127,7 +128,7 @@ void Broker::on_connect() {
   events_.connect([this](const Event& event) {
     FromBroker message;
     *message.mutable_event() = event;
-    return control_.send(message);
+    return control_.send_event(message);
   });
 }
 

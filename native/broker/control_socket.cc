@@ -55,11 +55,19 @@ void ControlSocket::close() {
   peer_.reset();
   queue_.clear();
   queued_bytes_ = 0;
+  event_waits_ = false;
   callbacks_.on_disconnect();
 }
 
 void ControlSocket::on_event(uint32_t events) {
-  if (events & EPOLLOUT) flush();
+  if (events & EPOLLOUT) {
+    flush();
+    if (event_waits_ && queue_.empty()) {
+      event_waits_ = false;
+      callbacks_.on_writable();
+      watch();
+    }
+  }
   static std::vector<char> packet(kMaxPacket);
   const int number = peer_ ? peer_.get() : -1;
   for (int i = 0; i < kPacketsAtOnce && peer_ && peer_.get() == number; i++) {
@@ -98,16 +106,33 @@ bool ControlSocket::send(const FromBroker& message) {
   return true;
 }
 
+bool ControlSocket::send_event(const FromBroker& message) {
+  if (!peer_) return false;
+  if (queue_.empty() && send_now(message.SerializeAsString())) return true;
+  if (!event_waits_) {
+    event_waits_ = true;
+    watch();
+  }
+  return false;
+}
+
+bool ControlSocket::send_now(const std::string& packet) {
+  for (;;) {
+    if (::send(peer_.get(), packet.data(), packet.size(), MSG_NOSIGNAL) >= 0) return true;
+    if (errno != EINTR) return false;  // the socket is full, or gone: then reading tells
+  }
+}
+
 void ControlSocket::flush() {
-  while (!queue_.empty()) {
-    const std::string& packet = queue_.front();
-    const ssize_t sent = ::send(peer_.get(), packet.data(), packet.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) break;  // the socket is full, or gone: then reading tells
-    queued_bytes_ -= packet.size();
+  while (!queue_.empty() && send_now(queue_.front())) {
+    queued_bytes_ -= queue_.front().size();
     queue_.pop_front();
   }
-  loop_.change(peer_.get(), EPOLLIN | (queue_.empty() ? 0u : EPOLLOUT));
+  watch();
+}
+
+void ControlSocket::watch() {
+  loop_.change(peer_.get(), EPOLLIN | (queue_.empty() && !event_waits_ ? 0u : EPOLLOUT));
 }
 
 }  // namespace gpupool::broker

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "broker/log.h"
 #include "broker/sockets.h"
@@ -23,6 +24,19 @@ constexpr int64_t kHalfOpenMs = wire::kHandshakeTimeoutSeconds * 1000;
 constexpr int64_t kWaitMs = 60 * 1000;  // proven, and waiting for a probe or a worker
 constexpr int64_t kLingerMs = 500;      // refused: time to read the sentence
 constexpr size_t kLingerBytes = 64 * 1024;
+
+// Whose a connection is that has not proven itself.
+struct Whose {
+  uint32_t uid;
+  std::optional<wire::Uuid> lease;  // over a port nobody has a user: there it is the lease
+  std::string address;              // and over TCP the address
+  auto operator<=>(const Whose&) const = default;
+
+  std::string text() const {
+    if (lease) return "the port of lease " + wire::format_uuid(*lease);
+    return address.empty() ? "uid " + std::to_string(uid) : "address " + address;
+  }
+};
 
 }  // namespace
 
@@ -85,6 +99,7 @@ void Door::accepted(Fd fd, const Listener& listener) {
   if (peer.carrier == "unix") {
     peer_of(fd.get(), &peer.uid, &peer.pid);
   } else {
+    peer.address = address_of(fd.get());
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
@@ -92,7 +107,7 @@ void Door::accepted(Fd fd, const Listener& listener) {
 }
 
 void Door::admit(Fd fd, Peer peer, const Entrance* entrance) {
-  make_room();
+  make_room(peer);
   auto guest =
       entrance != nullptr
           ? std::make_shared<Connection>(std::move(fd), std::move(peer), *entrance)
@@ -115,37 +130,44 @@ void Door::admit(Fd fd, Peer peer, const Entrance* entrance) {
 }
 
 // When too many have not proven themselves, the one who has the most of them loses his oldest, so
-// that the idle connections of one user, or of one virtual machine, do not keep the others out.
-void Door::make_room() {
+// that the idle connections of one user, of one virtual machine, or of one address do not keep the
+// others out. All of TCP get half of the places, one address a quarter: who has 127.0.0.0/8 has
+// many addresses.
+void Door::make_room(const Peer& newcomer) {
   using State = wire::ServerHandshake::State;
-  const auto half_open = [](const Guest& guest) {
-    return guest->handshake_.state() != State::kProven;
+  const auto whose = [](const Connection& guest) {
+    const bool unknown = guest.peer_.uid == kUnknownUid;
+    return Whose{guest.peer_.uid, unknown ? guest.stands_for_ : std::nullopt, guest.peer_.address};
   };
-  // Over a port nobody has a user: there it is the lease that counts.
-  using Whose = std::pair<uint32_t, std::optional<wire::Uuid>>;
-  const auto whose = [](const Guest& guest) {
-    const bool unknown = guest->peer_.uid == kUnknownUid;
-    return Whose(guest->peer_.uid, unknown ? guest->stands_for_ : std::nullopt);
-  };
-  std::map<Whose, size_t> by_owner;
-  size_t count = 0;
+  std::map<Whose, std::vector<Guest>> by_owner;  // the oldest first
+  size_t count = 0, tcp = 0;
   for (const Guest& guest : guests_) {
-    if (!half_open(guest)) continue;
+    if (guest->handshake_.state() == State::kProven) continue;
     count++;
-    by_owner[whose(guest)]++;
+    if (guest->peer_.carrier == "tcp") tcp++;
+    by_owner[whose(*guest)].push_back(guest);
   }
-  if (count < max_half_open_) return;
-  const auto most = std::max_element(by_owner.begin(), by_owner.end(),
-                                     [](auto& a, auto& b) { return a.second < b.second; });
-  const auto oldest = std::find_if(guests_.begin(), guests_.end(), [&](const Guest& guest) {
-    return half_open(guest) && whose(guest) == most->first;
-  });
-  const auto& [uid, lease] = most->first;
-  log_limited(
-      "too many connections have not proven themselves: the oldest of " +
-      (lease ? "the port of lease " + wire::format_uuid(*lease) : "uid " + std::to_string(uid)) +
-      " is closed");
-  drop(Guest(*oldest));
+  const bool from_tcp = newcomer.carrier == "tcp";
+  const size_t most_tcp = std::max<size_t>(max_half_open_ / 2, 1);
+  const size_t most_of_address = std::max<size_t>(max_half_open_ / 4, 1);
+  const auto drop_oldest_of = [this](const auto& owner) {
+    log_limited("too many connections have not proven themselves: the oldest of " +
+                owner.first.text() + " is closed");
+    drop(Guest(owner.second.front()));
+  };
+  if (from_tcp) {
+    const auto own = by_owner.find(Whose{newcomer.uid, std::nullopt, newcomer.address});
+    if (own != by_owner.end() && own->second.size() >= most_of_address) return drop_oldest_of(*own);
+  }
+  const bool tcp_is_full = from_tcp && tcp >= most_tcp;
+  if (count < max_half_open_ && !tcp_is_full) return;
+  // Of equals one of TCP goes.
+  const auto rank = [&](const auto& owner) {
+    const bool of_tcp = !owner.first.address.empty();
+    return std::tuple(!tcp_is_full || of_tcp, owner.second.size(), of_tcp);
+  };
+  drop_oldest_of(*std::max_element(by_owner.begin(), by_owner.end(),
+                                   [&](auto& a, auto& b) { return rank(a) < rank(b); }));
 }
 
 void Door::drop(const Guest& guest) {
@@ -248,10 +270,13 @@ void Door::answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& d
   drop(guest);
 }
 
-void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence) {
+void Door::refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence,
+                  bool logs) {
   if (guest->gone()) return;
-  log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) +
-              ": a connection is refused: " + sentence);
+  if (logs) {
+    log_limited("lease " + wire::format_uuid(guest->handshake_.lease()) +
+                ": a connection is refused: " + sentence);
+  }
   guest->handshake_.refuse(code, sentence);
   if (!flush(guest)) return drop(guest);
   linger(guest);

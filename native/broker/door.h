@@ -22,6 +22,7 @@ struct Peer {
   std::string carrier;         // "unix", "tcp", "virtio-serial" or "vsock"
   uint32_t uid = kUnknownUid;  // unix: from the kernel
   uint32_t pid = 0;            // unix: from the kernel
+  std::string address;         // tcp: the other side's, without its port
 };
 
 // A socket or a port that stands for one lease: whoever is let in needs no key, and names no lease.
@@ -89,7 +90,9 @@ class Door {
   // Sends kWelcome and one frame more, and closes the connection.
   void answer(const Guest& guest, const std::vector<wire::DeviceSnapshot>& devices,
               const std::string& frame);
-  void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence);
+  // `logs`: false where the caller counts for the log.
+  void refuse(const Guest& guest, wire::RefusalCode code, const std::string& sentence,
+              bool logs = true);
 
  private:
   struct Listener {
@@ -100,7 +103,7 @@ class Door {
 
   void on_knock(Listener& listener);
   void accepted(Fd fd, const Listener& listener);
-  void make_room();
+  void make_room(const Peer& newcomer);
   void on_event(const Guest& guest, uint32_t events);
   void read(const Guest& guest);
   bool flush(const Guest& guest, int fd_to_pass = -1);

@@ -1,5 +1,8 @@
 #include "broker/events.h"
 
+#include <string>
+
+#include "broker/log.h"
 #include "broker/loop.h"
 
 namespace gpupool::broker {
@@ -11,8 +14,17 @@ constexpr size_t kMaxKept = 4096;
 
 void EventLog::connect(Sink sink) {
   sink_ = std::move(sink);
+  if (sink_) lost_ = untold_ = 0;
+  flush();
+}
+
+void EventLog::flush() {
+  if (sink_ && untold_ != 0) {
+    log(LogLevel::kWarning, "gpupoold reads too slowly: " + std::to_string(untold_) +
+                                " events were dropped; it asks for the state instead");
+    untold_ = 0;
+  }
   while (sink_ && !kept_.empty() && sink_(kept_.front())) kept_.pop_front();
-  if (sink_) lost_ = 0;
 }
 
 void EventLog::add(Event event) {
@@ -22,6 +34,7 @@ void EventLog::add(Event event) {
   if (kept_.size() == kMaxKept) {
     kept_.pop_front();
     lost_++;
+    untold_++;
   }
   kept_.push_back(std::move(event));
 }

@@ -18,6 +18,10 @@ namespace {
 constexpr int64_t kUsageReportMs = 200;
 constexpr size_t kMaxWorkersPerSessionDevice = 4;  // of which all but one are about to end
 constexpr size_t kMaxWaiting = 1024;
+// Of one lease: enough for a job whose processes all start at once.
+constexpr uint32_t kSessionsAtOnce = 512, kSessionsPerSecond = 100;
+constexpr uint32_t kWorkersAtOnce = 1024, kWorkersPerSecond = 100;
+constexpr int64_t kHurryToldMs = 10 * 1000;
 // Descriptors of a worker: channel, pidfd, output, log, ring; and those of one that is about to be.
 constexpr size_t kWorkerDescriptors = 5;
 constexpr size_t kUserShare = 4;  // one user gets a quarter of the descriptors
@@ -79,40 +83,84 @@ uint32_t SessionTable::count(const wire::Uuid& lease) const {
   }));
 }
 
-bool SessionTable::may_hold(std::optional<uint32_t> user, size_t more, std::string* why) const {
-  if (!user || *user == 0 || *user == geteuid()) return true;
+std::string SessionTable::Holder::text() const {
+  if (user) return "user " + std::to_string(*user);
+  return address.empty() ? "nobody known" : "address " + address;
+}
+
+SessionTable::Holder SessionTable::holder_of(std::optional<uint32_t> user, const Peer& peer) {
+  if (!user && peer.uid != kUnknownUid) user = peer.uid;
+  return {user, user ? "" : peer.address};
+}
+
+bool SessionTable::may_hold(const Holder& holder, size_t more, std::string* why) const {
+  if (holder.user ? *holder.user == 0 || *holder.user == geteuid() : holder.address.empty()) {
+    return true;
+  }
   size_t held = 0;
   for (const auto& [id, session] : sessions_) {
-    if (session.user == user) held += descriptors_of(session);
+    if (holder_of(session.user, session.peer) == holder) held += descriptors_of(session);
   }
   if (held + more <= descriptors_ / kUserShare) return true;
-  *why = "the programs of user " + std::to_string(*user) + " hold " + std::to_string(held) +
-         " of the broker's " + std::to_string(descriptors_) +
-         " file descriptors, and one user may " + "hold " +
+  *why = "the programs of " + holder.text() + " hold " + std::to_string(held) +
+         " of the broker's " + std::to_string(descriptors_) + " file descriptors, and one " +
+         (holder.user ? "user" : "address") + " may hold " +
          std::to_string(descriptors_ / kUserShare) + " at most";
   return false;
 }
 
 std::string SessionTable::who_holds_most() const {
-  std::map<std::optional<uint32_t>, size_t> held;
+  std::map<Holder, size_t> held;
   for (const auto& [id, session] : sessions_) {
-    const bool unknown = session.peer.uid == kUnknownUid;
-    held[session.user || unknown ? session.user : session.peer.uid] += descriptors_of(session);
+    held[holder_of(session.user, session.peer)] += descriptors_of(session);
   }
   const auto most = std::max_element(held.begin(), held.end(),
                                      [](auto& a, auto& b) { return a.second < b.second; });
   if (most == held.end()) return "";
-  return (most->first ? "user " + std::to_string(*most->first) : std::string("nobody known")) +
-         " holds most: " + std::to_string(most->second) + " of " + std::to_string(descriptors_);
+  return most->first.text() + " holds most: " + std::to_string(most->second) + " of " +
+         std::to_string(descriptors_);
 }
 
 void SessionTable::on_proven(const Door::Guest& guest) {
   if (static_cast<wire::ConnectionPurpose>(guest->handshake().hello().purpose) ==
       wire::ConnectionPurpose::kSession) {
-    open_session(guest);
+    // Here and not where it goes on after a wait, so that it counts once.
+    const wire::Uuid lease = guest->handshake().lease();
+    if (leases_.find(lease) == nullptr || in_time(guest, lease, true)) open_session(guest);
   } else {
     open_device(guest);
   }
+}
+
+bool SessionTable::in_time(const Door::Guest& guest, const wire::Uuid& lease, bool session) {
+  Pace& pace = paces_
+                   .try_emplace(lease, Pace{{kSessionsAtOnce, kSessionsPerSecond},
+                                            {kWorkersAtOnce, kWorkersPerSecond}})
+                   .first->second;
+  if ((session ? pace.sessions : pace.workers).take(steady_ms())) return true;
+  pace.refused++;
+  if (pace.timer == 0) tell_hurry(lease);
+  door_.refuse(
+      guest, wire::RefusalCode::kLimit,
+      "lease " + wire::format_uuid(lease) + " opens " +
+          (session ? "sessions" : "connections to its devices") +
+          " too fast: " + std::to_string(session ? kSessionsPerSecond : kWorkersPerSecond) +
+          " a second are allowed, after " +
+          std::to_string(session ? kSessionsAtOnce : kWorkersAtOnce) + " at once; try again later",
+      false);
+  return false;
+}
+
+// At once, then as a number for as long as it goes on.
+void SessionTable::tell_hurry(const wire::Uuid& lease) {
+  Pace& pace = paces_.at(lease);
+  pace.timer = 0;
+  if (pace.refused == 0) return;
+  log(LogLevel::kWarning, "lease " + wire::format_uuid(lease) +
+                              " opens sessions or connections to devices too fast: " +
+                              std::to_string(pace.refused) + " refused");
+  pace.refused = 0;
+  pace.timer = loop_.after(kHurryToldMs, [this, lease] { tell_hurry(lease); });
 }
 
 // ---- Sessions ---------------------------------------------------------------------------------
@@ -133,7 +181,8 @@ void SessionTable::open_session(const Door::Guest& guest) {
   }
   std::vector<wire::DeviceSnapshot> snapshots;
   std::string why;
-  if (!may_hold(lease->user, 1, &why)) return door_.refuse(guest, RefusalCode::kLimit, why);
+  if (!may_hold(holder_of(lease->user, guest->peer()), 1, &why))
+    return door_.refuse(guest, RefusalCode::kLimit, why);
   switch (devices_.snapshots(*lease, &snapshots, &why)) {
     case Device::Status::kReady:
       break;
@@ -245,6 +294,10 @@ void SessionTable::forget_if_over(const wire::Uuid& id) {
 }
 
 void SessionTable::on_lease_end(const wire::Uuid& lease, const std::string& why) {
+  if (auto pace = paces_.find(lease); pace != paces_.end()) {
+    loop_.cancel(pace->second.timer);
+    paces_.erase(pace);
+  }
   std::vector<wire::Uuid> concerned;
   for (auto& [id, session] : sessions_) {
     if (session.lease == lease) concerned.push_back(id);
@@ -274,6 +327,7 @@ void SessionTable::open_device(const Door::Guest& guest) {
                         "session " + wire::format_uuid(handshake.session()) +
                             " does not exist under this lease, or has ended");
   }
+  if (!in_time(guest, lease->id, false)) return;
   const uint32_t device = handshake.hello().device;
   if (device >= lease->slices.size()) {
     return door_.refuse(guest, RefusalCode::kBadFrame,
@@ -284,7 +338,7 @@ void SessionTable::open_device(const Door::Guest& guest) {
     return door_.refuse(guest, RefusalCode::kLimit, "the session has too many workers");
   }
   std::string why;
-  if (!may_hold(lease->user, kWorkerDescriptors, &why)) {
+  if (!may_hold(holder_of(lease->user, session->peer), kWorkerDescriptors, &why)) {
     return door_.refuse(guest, RefusalCode::kLimit, why);
   }
   // A client that connects again is done with the worker before.

@@ -13,6 +13,7 @@
 #include "broker/door.h"
 #include "broker/events.h"
 #include "broker/leases.h"
+#include "broker/token_bucket.h"
 #include "broker/workers.h"
 
 namespace gpupool::broker {
@@ -75,8 +76,19 @@ class SessionTable {
   void end(Session& session, wire::RefusalCode code, const std::string& why);
   void part(Session& session);
   void forget_if_over(const wire::Uuid& id);
-  // Whether the user of a lease may have so many descriptors more; root and the broker's own may.
-  bool may_hold(std::optional<uint32_t> user, size_t more, std::string* why) const;
+  // Whether a lease may open one more now. False: the guest is refused.
+  bool in_time(const Door::Guest& guest, const wire::Uuid& lease, bool session);
+  void tell_hurry(const wire::Uuid& lease);
+  // Whose descriptors a session's are: its lease's user; where that has none, who connected.
+  struct Holder {
+    std::optional<uint32_t> user;
+    std::string address;
+    auto operator<=>(const Holder&) const = default;
+    std::string text() const;
+  };
+  static Holder holder_of(std::optional<uint32_t> user, const Peer& peer);
+  // Whether he may have so many descriptors more; root and the broker's own user may.
+  bool may_hold(const Holder& holder, size_t more, std::string* why) const;
   Session* find(const wire::Uuid& id);
   SessionState state_of(const Session& session) const;
   void report_usage(const wire::Uuid& slice);
@@ -104,6 +116,13 @@ class SessionTable {
     uint64_t reported = 0;
   };
   std::map<wire::Uuid, Usage> usage_;
+  // By lease: how fast it opens what.
+  struct Pace {
+    TokenBucket sessions, workers;
+    uint64_t refused = 0;  // since the log told
+    EventLoop::TimerId timer = 0;
+  };
+  std::map<wire::Uuid, Pace> paces_;
 };
 
 }  // namespace gpupool::broker

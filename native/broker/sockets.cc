@@ -213,4 +213,16 @@ bool peer_of(int fd, uint32_t* uid, uint32_t* pid) {
   return true;
 }
 
+std::string address_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  char text[INET6_ADDRSTRLEN];
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "?";
+  const void* bytes =
+      address.ss_family == AF_INET6
+          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr)
+          : &reinterpret_cast<const sockaddr_in*>(&address)->sin_addr;
+  return inet_ntop(address.ss_family, bytes, text, sizeof text) != nullptr ? text : "?";
+}
+
 }  // namespace gpupool::broker

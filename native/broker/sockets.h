@@ -37,4 +37,7 @@ Fd listen_loopback(const std::string& address, std::string* bound, std::string* 
 // uid and pid of the process at the other end of a unix socket; false: not a unix socket.
 bool peer_of(int fd, uint32_t* uid, uint32_t* pid);
 
+// The address at the other end of a TCP connection, without the port; "?": it has gone.
+std::string address_of(int fd);
+
 }  // namespace gpupool::broker

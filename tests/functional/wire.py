@@ -147,10 +147,14 @@ def commands_of(body: bytes) -> list[tuple[int, int, bytes]]:
 class Connection:
     """One connection to a broker or, behind the handshake, to a worker."""
 
-    def __init__(self, lease: Lease, *, tcp: bool = False, timeout: float = 30) -> None:
+    def __init__(
+        self, lease: Lease, *, tcp: bool = False, timeout: float = 30, source: str = ""
+    ) -> None:
+        """source: the address that a TCP connection comes from."""
         if tcp:
             assert lease.tcp is not None
-            self.socket = socket.create_connection(lease.tcp, timeout=timeout)
+            own = (source, 0) if source else None
+            self.socket = socket.create_connection(lease.tcp, timeout, own)
         else:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.socket.settimeout(timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from gpupoold.leases import broker_pb2 as pb
+from gpupoold.leases.broker import _Gaps
 from gpupoold.leases.inbox import CHURN_SECONDS, Inbox
 
 from .test_pool import ALICE, Host, session_of, until, want
@@ -112,3 +113,40 @@ def test_the_last_news_of_a_lease_that_is_gone_are_its_owners(host: Host):
     )
     event = until(lambda: [e for e in store.events() if e.kind == "session.ended"])[0]
     assert (event.subject, event.owner_uid) == ("a", 1001)
+
+
+def test_events_that_the_broker_dropped_are_made_up_for_by_its_state(host: Host):
+    view = host.pool.create_slice(ALICE, want("a"))
+    lease = uuid.UUID(view.lease.id).bytes
+    book = host.pool.book
+
+    def numbered(number: int, event: pb.Event) -> pb.Event:
+        event.sequence = number
+        return event
+
+    def queries() -> int:
+        return sum(message.WhichOneof("what") == "query" for message in host.broker.requests)
+
+    before = queries()
+    host.broker.send(event=numbered(1, opened(lease, 1)))
+    host.broker.send(event=numbered(2, opened(lease, 2)))
+    until(lambda: book.count(view.lease.id) == 2)
+    assert queries() == before
+    # The ends of both, 3 and 4, are lost; the state in which they have ended has nothing.
+    host.broker.send(event=numbered(5, opened(OTHER, 3)))
+    until(lambda: book.count(view.lease.id) == 0)
+    assert queries() == before + 1
+
+
+def test_a_gap_while_the_state_is_asked_for_asks_once_more():
+    gaps = _Gaps()
+    assert not gaps.must_ask(7)  # the first of a connection, whose state is asked for anyway
+    assert gaps.must_ask(9)
+    gaps.asked = 20
+    assert not gaps.must_ask(12)
+    assert not gaps.must_ask(15)
+    assert not gaps.must_ask_again(19)  # another request's answer
+    assert gaps.must_ask_again(20)
+    gaps.asked = 21
+    assert not gaps.must_ask_again(21)
+    assert gaps.must_ask(17)
