@@ -156,7 +156,7 @@ class Guest:
     `id` is the lease's. `owner_uid` gets the slice back unless it is `temporary`. `epoch` counts
     the boots of the virtual machine under this lease, from 1. The lease stands while `ended_at` is
     None; afterwards only devices and the region file are left to be removed. `port_path` is the
-    host's socket of the guest's port, as it was last seen.
+    host's socket of the guest's port, as it was last seen; `vsock_cid` its vsock context id.
     """
 
     id: str
@@ -171,6 +171,7 @@ class Guest:
     created_at: float
     ended_at: float | None = None
     port_path: str = ""  # empty: none
+    vsock_cid: int = 0  # 0: none
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,14 @@ OPTIONS = [
         "the host, in place of its port, as long as there is room in it.",
     ),
     cfg.IntOpt(
+        "vsock_port",
+        default=26480,
+        min=0,
+        max=(1 << 32) - 2,
+        help="Where virtual machines reach the broker by vsock, if this host has /dev/vhost-vsock; "
+        "their guests' services look there (gpupool-guest run --vsock-port). 0: not at all.",
+    ),
+    cfg.IntOpt(
         "spinners",
         min=0,
         max=64,

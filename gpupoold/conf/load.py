@@ -56,6 +56,7 @@ class Settings:
     rings: bool
     regions: bool
     spinners: int
+    vsock_port: int
     cgroup_parent: str
     disable_seccomp: bool
     worker_environment: dict[str, str]
@@ -350,6 +351,7 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         rings=conf.broker.rings,
         regions=conf.broker.regions,
         spinners=_spinners(conf.broker.spinners),
+        vsock_port=conf.broker.vsock_port,
         cgroup_parent=conf.broker.cgroup_parent,
         disable_seccomp=conf.broker.disable_seccomp,
         worker_environment=dict(conf.broker.worker_environment),

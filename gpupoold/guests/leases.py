@@ -251,10 +251,11 @@ class GuestLeases:
             if guest is not None and entry.lease_id == guest.id and entry.carrier in PORT_CARRIERS
         ]
 
-    def set_port(self, guest: Guest, path: str) -> None:
-        """The broker is to serve the guest at this socket; empty: nowhere."""
+    def set_port(self, guest: Guest, path: str, vsock_cid: int) -> None:
+        """The broker is to serve the guest at this socket, and what comes from this vsock context
+        id; empty, 0: nowhere."""
         with self._pool.lock, self._store.change() as change:
-            change.set_port(guest.id, path)
+            change.set_port(guest.id, path, vsock_cid)
         self._changed()
 
     def stale_headers(self, guests: Sequence[Guest]) -> set[str]:

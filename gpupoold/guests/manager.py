@@ -8,6 +8,7 @@ nothing about a domain while its hook runs.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -35,6 +36,8 @@ RECONNECT_SECONDS = 1.0
 DEBOUNCE_SECONDS = 0.05  # several events tell of one thing
 UNSETTLED_SECONDS = 1.0  # a domain in the midst of something is looked at again
 REQUEST_SECONDS = 25.0  # less than gpupoolctl waits
+#: there where the host's kernel has vsock for virtual machines
+VHOST_VSOCK = "/dev/vhost-vsock"
 ROUNDS_MAX = 8
 
 
@@ -249,6 +252,7 @@ class Guests:
             guests,
             leases,
             attach_devices=self._settings.libvirt_attach_devices,
+            attach_vsock=bool(self._settings.vsock_port) and os.path.exists(VHOST_VSOCK),
             stale_headers=self.leases.stale_headers(guests),
             carried=carried,
         )
@@ -273,6 +277,8 @@ class Guests:
             crashed=look.crashed,
             settled=look.settled,
             port_path=xml.channel.path if xml.channel.held == Held.OURS else "",
+            vsock=xml.vsock.held,
+            vsock_cid=xml.vsock.cid,
             port_unused=xml.channel.held == Held.OURS and xml.channel.unused,
         )
 
@@ -292,6 +298,8 @@ class Guests:
                 # libvirt takes the first free port for itself.
                 port = next(reversed(self._seen[seen.uuid].free_ports), None)
                 host.attach(seen.uuid, request.region_xml(seen.uuid, size, port))
+            case rules.Attach(seen, _, "vsock"):
+                host.attach(seen.uuid, request.vsock_xml())
             case rules.Attach(seen, _, _):
                 if not self._seen[seen.uuid].has_serial:
                     raise PoolError(
@@ -302,7 +310,8 @@ class Guests:
                 host.attach(seen.uuid, request.channel_xml())
             case rules.Detach(seen, what):
                 xml = self._seen[seen.uuid]
-                host.detach(seen.uuid, (xml.region if what == "region" else xml.channel).xml)
+                device = {"region": xml.region, "vsock": xml.vsock, "channel": xml.channel}[what]
+                host.detach(seen.uuid, device.xml)
             case rules.WriteGrant(seen, guest):
                 virtual = next(
                     (
@@ -321,8 +330,8 @@ class Guests:
             case rules.WriteHeader(guest):
                 if not self.leases.write_header(guest):
                     raise PoolError(f"the region {guest.region_path} is gone")
-            case rules.SetPort(guest, path):
-                self.leases.set_port(guest, path)
+            case rules.SetPort(guest, path, vsock_cid):
+                self.leases.set_port(guest, path, vsock_cid)
             case rules.EndSessions(_, sessions):
                 self.leases.end_sessions(sessions, "the guest's service has closed its port")
             case rules.Forget(guest):
@@ -485,6 +494,7 @@ class Guests:
         if xml is not None:
             devices += ["channel"] if xml.channel.held != Held.NONE else []
             devices += ["region"] if xml.region.held != Held.NONE else []
+            devices += ["vsock"] if xml.vsock.held != Held.NONE else []
         return GuestView(
             guest,
             tuple(devices),

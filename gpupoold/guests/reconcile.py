@@ -33,6 +33,8 @@ class Seen:
     settled: bool = True
     port_path: str = ""  # of a channel that is ours: the host's socket
     port_unused: bool = False  # nobody in the guest has it open
+    vsock: Held = Held.NONE
+    vsock_cid: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class DropRequest:
 
 @dataclass(frozen=True)
 class Attach:
-    """A device of the lease is missing: "region" or "channel"."""
+    """A device of the lease is missing: "region", "vsock" or "channel"."""
 
     seen: Seen
     guest: Guest
@@ -68,7 +70,7 @@ class Attach:
 
 @dataclass(frozen=True)
 class Detach:
-    """A device of ours is left: "region" or "channel"."""
+    """A device of ours is left: "region", "vsock" or "channel"."""
 
     seen: Seen
     what: str
@@ -98,10 +100,11 @@ class WriteHeader:
 
 @dataclass(frozen=True)
 class SetPort:
-    """The guest's port is at another path than the broker was told, or gone."""
+    """The guest's port is at another path than the broker was told, or gone; or its vsock cid."""
 
     guest: Guest
     path: str
+    vsock_cid: int
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ def decide(
     leases: Collection[str],
     *,
     attach_devices: bool,
+    attach_vsock: bool = False,
     stale_headers: Collection[str] = (),
     carried: Sequence[str] = (),
 ) -> list[Action]:
@@ -167,10 +171,14 @@ def decide(
         if attach_devices and seen.settled:
             if seen.region == Held.NONE and live.region_path:
                 actions.append(Attach(seen, live, "region"))
+            # The guest's service looks for its host as soon as one of these is there: the better
+            # one first.
+            if attach_vsock and seen.vsock == Held.NONE:
+                actions.append(Attach(seen, live, "vsock"))
             if seen.channel == Held.NONE:
                 actions.append(Attach(seen, live, "channel"))
-        if seen.port_path != live.port_path:
-            actions.append(SetPort(live, seen.port_path))
+        if (seen.port_path, seen.vsock_cid) != (live.port_path, live.vsock_cid):
+            actions.append(SetPort(live, seen.port_path, seen.vsock_cid))
         if seen.port_unused and seen.settled and carried:
             actions.append(EndSessions(live, tuple(carried)))
         if seen.grant != live.id and seen.settled:
@@ -198,6 +206,8 @@ def _without_lease(seen: Seen, gone: Sequence[Guest]) -> list[Action]:
             actions.append(Detach(seen, "region"))
         if seen.channel == Held.OURS:
             actions.append(Detach(seen, "channel"))
+        if seen.vsock == Held.OURS:
+            actions.append(Detach(seen, "vsock"))
         if seen.grant:
             actions.append(RemoveGrant(seen))
     if seen.region != Held.OURS:

@@ -15,7 +15,7 @@ import enum
 import re
 import uuid
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.sax.saxutils import quoteattr
 
 from gpupoold.errors import InvalidRequest
@@ -36,6 +36,7 @@ CHANNEL_TARGET = "org.gpupool.0"
 #: libvirt keeps an alias that begins with ua- through save, restore and migration: by it a device
 #: is known as ours
 CHANNEL_ALIAS = "ua-gpupool-channel"
+VSOCK_ALIAS = "ua-gpupool-vsock"
 REGION_ALIAS = "ua-gpupool-region"
 
 XML_MAX = 4 << 20
@@ -63,6 +64,10 @@ class GuestRequest:
         )
 
 
+#: of a virtual machine; lower ones mean the host and the like (vm_sockets.h)
+FIRST_CID = 3
+
+
 class Held(enum.Enum):
     """Whether a domain has a device, and whether gpupoold attached it."""
 
@@ -79,6 +84,7 @@ class Device:
     xml: str = ""
     path: str = ""  # of a channel: the host's socket
     unused: bool = False  # of a channel: nobody in the guest has it open
+    cid: int = 0  # of a vsock device: the context id by which the host's kernel knows the guest
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class DomainXml:
     grant: str = ""  # the lease of the grant that stands in the metadata
     channel: Device = Device()
     region: Device = Device()
+    vsock: Device = Device()
     nova: NovaInstance | None = None
     has_serial: bool = True  # a controller for the channel; libvirt adds none to a running machine
     free_ports: tuple[int, ...] = ()
@@ -152,6 +159,7 @@ def read_domain(text: str) -> DomainXml:
         grant=_grant_of(elements),
         channel=_channel_of(root),
         region=_region_of(root, region_name(identity)),
+        vsock=_vsock_of(root),
         nova=_nova_of(elements),
         has_serial=root.find("devices/controller[@type='virtio-serial']") is not None,
         free_ports=_free_ports_of(root),
@@ -304,6 +312,16 @@ def _region_of(root: ET.Element, name: str) -> Device:
     return Device()
 
 
+def _vsock_of(root: ET.Element) -> Device:
+    """A domain has one at most."""
+    element = root.find("devices/vsock")
+    if element is None:
+        return Device()
+    address = element.find("cid")
+    cid = _number_of(address.get("address")) if address is not None else None
+    return replace(_device(element, VSOCK_ALIAS), cid=cid if cid and cid >= FIRST_CID else 0)
+
+
 def _number_of(text: str | None) -> int | None:
     try:
         return int(text or "", 0)  # libvirt writes buses as 0x05, indices as 5
@@ -334,6 +352,11 @@ def channel_xml() -> str:
         f"<target type='virtio' name='{CHANNEL_TARGET}'/>"
         f"<alias name='{CHANNEL_ALIAS}'/></channel>"
     )
+
+
+def vsock_xml() -> str:
+    """A vsock device. libvirt chooses the context id."""
+    return f"<vsock model='virtio'><cid auto='yes'/><alias name='{VSOCK_ALIAS}'/></vsock>"
 
 
 def region_xml(domain_uuid: str, size_mib: int, bus: int | None = None) -> str:

@@ -50,6 +50,7 @@ def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
         rings=settings.rings,
         regions=settings.regions,
         spinners=settings.spinners,
+        vsock_port=settings.vsock_port,
         cgroup_parent=settings.cgroup_parent,
         no_seccomp=settings.disable_seccomp,
         worker_environment=settings.worker_environment,
@@ -96,6 +97,7 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
             message.port = guests[lease.id].port_path
+            message.vsock_cid = guests[lease.id].vsock_cid
             if desired.settings.regions and guests[lease.id].region_path:
                 message.region.path = guests[lease.id].region_path
                 message.region.inode = guests[lease.id].region_inode

@@ -133,6 +133,9 @@ MIGRATIONS: list[list[str]] = [
     [  # 3: the broker learns the ports of virtual machines from a gpupoold that has just started.
         "ALTER TABLE guests ADD COLUMN port_path TEXT NOT NULL DEFAULT ''",
     ],
+    [  # 4: and which virtual machine comes by vsock.
+        "ALTER TABLE guests ADD COLUMN vsock_cid INTEGER NOT NULL DEFAULT 0",
+    ],
 ]
 
 VERSION = len(MIGRATIONS)

@@ -182,7 +182,7 @@ class Transaction:
     def add_guest(self, guest: Guest) -> None:
         """Remembers a virtual machine's lease."""
         self._db.execute(
-            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 guest.id,
                 guest.domain_uuid,
@@ -196,6 +196,7 @@ class Transaction:
                 guest.created_at,
                 guest.ended_at,
                 guest.port_path,
+                guest.vsock_cid,
             ),
         )
 
@@ -213,10 +214,12 @@ class Transaction:
         )
         return cursor.rowcount == 1
 
-    def set_port(self, guest_id: str, path: str) -> bool:
-        """The host's socket of a virtual machine's port; False if the lease has ended."""
+    def set_port(self, guest_id: str, path: str, vsock_cid: int) -> bool:
+        """The host's socket of a virtual machine's port, and its vsock context id; False if the
+        lease has ended."""
         cursor = self._db.execute(
-            "UPDATE guests SET port_path = ? WHERE id = ? AND ended_at IS NULL", (path, guest_id)
+            "UPDATE guests SET port_path = ?, vsock_cid = ? WHERE id = ? AND ended_at IS NULL",
+            (path, vsock_cid, guest_id),
         )
         return cursor.rowcount == 1
 
@@ -498,7 +501,7 @@ class Store:
         """All leases of virtual machines, with those of which something is left; oldest first."""
         rows = self._rows(
             "SELECT id, domain_uuid, domain_name, slice_name, owner_uid, temporary, region_path,"
-            " region_inode, epoch, created_at, ended_at, port_path FROM guests"
+            " region_inode, epoch, created_at, ended_at, port_path, vsock_cid FROM guests"
             " ORDER BY created_at, id"
         )
         values = [(*row[:5], bool(row[5]), *row[6:]) for row in rows]

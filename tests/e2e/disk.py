@@ -24,6 +24,8 @@ from tests.e2e.image import cache_directory
 from tests.e2e.podman import GLIBC, libraries
 
 MOUNT = "/disk"
+#: what else is installed on this machine
+FOREIGN = {"site-packages", "dist-packages"}
 #: no program here needs them, and they are half of all
 LEFT_OUT = {"tests", "test", "bin", "include", "idlelib", "lib2to3", "ensurepip"}
 
@@ -75,13 +77,16 @@ def _fill(tree: Path, distributions: Iterable[importlib.metadata.Distribution]) 
     place = tree / "lib" / standard.name
     for path in standard.rglob("*"):
         inside = path.relative_to(standard)
-        if path.is_file() and not LEFT_OUT & {*inside.parts} and inside.parts[0] != "site-packages":
+        if path.is_file() and not LEFT_OUT & {*inside.parts} and inside.parts[0] not in FOREIGN:
             _copy(path, place / inside)
     for distribution in distributions:
         for file in distribution.files or []:
             source = Path(str(distribution.locate_file(file)))
             if not LEFT_OUT & {*file.parts} and ".." not in file.parts and source.is_file():
-                _copy(source, place / "site-packages" / file)
+                _copy(source, tree / "packages" / file)
+    # Where a Python looks for packages is its distributor's choice. (Never through a link.)
+    (place / "sitecustomize.py").unlink(missing_ok=True)
+    (place / "sitecustomize.py").write_text(f"import site; site.addsitedir('{MOUNT}/packages')\n")
     python = Path(sys.executable).resolve()
     _copy(python, tree / "bin" / "python3")
     for library in map(Path, libraries([python, *tree.rglob("*.so"), *tree.rglob("*.so.*")])):
