@@ -83,10 +83,11 @@ def _fill(tree: Path, distributions: Iterable[importlib.metadata.Distribution]) 
         for file in distribution.files or []:
             source = Path(str(distribution.locate_file(file)))
             if not LEFT_OUT & {*file.parts} and ".." not in file.parts and source.is_file():
-                _copy(source, tree / "packages" / file)
-    # Where a Python looks for packages is its distributor's choice. (Never through a link.)
-    (place / "sitecustomize.py").unlink(missing_ok=True)
-    (place / "sitecustomize.py").write_text(f"import site; site.addsitedir('{MOUNT}/packages')\n")
+                _copy(source, place / "site-packages" / file)
+    # Where Debian's Python looks, which is not of a virtual environment there.
+    debian = tree / "local" / "lib" / standard.name / "dist-packages"
+    debian.parent.mkdir(parents=True)
+    debian.symlink_to(f"{MOUNT}/lib/{standard.name}/site-packages")
     python = Path(sys.executable).resolve()
     _copy(python, tree / "bin" / "python3")
     for library in map(Path, libraries([python, *tree.rglob("*.so"), *tree.rglob("*.so.*")])):

@@ -32,6 +32,8 @@ T = TypeVar("T")
 ETC = Path(__file__).resolve().parents[2] / "etc" / "libvirt"
 #: a busy machine is some times slower than a quiet one
 PATIENCE = 120.0
+#: not every machine's /dev/kvm works
+VIRT = os.environ.get("GPUPOOL_E2E_VIRT", "qemu")
 
 libvirt.registerErrorHandler(lambda context, error: None, None)
 
@@ -242,7 +244,7 @@ class Host:
             # Two that its own devices take, and one for what comes later.
             ports = "<controller type='pci' model='pcie-root-port'/>" * 3
             devices += f"<controller type='pci' model='pcie-root'/>{ports}"
-        return f"""<domain type='qemu'>
+        return f"""<domain type='{VIRT}'>
   <name>{name}</name>
   <uuid>{identity or uuid.uuid4()}</uuid>
   <metadata>{metadata}</metadata>

@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNEL_META = "linux-image-cloud-amd64"
-#: what the guest loads, with what these depend on
+#: what a guest loads, with what these depend on
 MODULES = ("virtio_pci", "virtio_console", "virtio_blk", "pvpanic-mmio", "pvpanic-pci")
 SHELL_PORT = "org.test.shell"
 
@@ -44,6 +44,22 @@ done
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A kernel of Debian's: the package that depends on the newest one, and what is loaded of it."""
+
+    package: str
+    modules: tuple[str, ...]
+
+    @property
+    def is_cloud(self) -> bool:
+        return "-cloud-" in self.package
+
+
+#: small, and with all that virtual machines need
+CLOUD = Kernel("linux-image-cloud-amd64", (*MODULES, "vmw_vsock_virtio_transport"))
+
+
+@dataclass(frozen=True)
 class Image:
     """Two files that QEMU boots."""
 
@@ -66,9 +82,9 @@ def _output(*command: str, cwd: Path | None = None) -> str:
     ).stdout
 
 
-def _download_kernel() -> Path:
+def _download_kernel(kernel: Kernel) -> Path:
     """The unpacked package of the newest kernel that apt knows, named after it."""
-    shown = _output("apt-cache", "depends", KERNEL_META)
+    shown = _output("apt-cache", "depends", kernel.package)
     package = re.findall(r"Depends: (linux-image-\S+)", shown)[0]
     fresh = cache_directory() / f"new-{os.getpid()}-{package}"
     fresh.mkdir()
@@ -85,27 +101,31 @@ def _download_kernel() -> Path:
         raise
 
 
-def make_image() -> Image:
+def make_image(kernel: Kernel = CLOUD) -> Image:
     """The image; downloads and builds what the cache lacks."""
-    trees = sorted(cache_directory().glob("linux-image-*"))
+    trees = sorted(
+        tree
+        for tree in cache_directory().glob("linux-image-*")
+        if ("-cloud-" in tree.name) == kernel.is_cloud
+    )
     if trees:
         tree = trees[-1]
     else:
         try:
-            tree = _download_kernel()
+            tree = _download_kernel(kernel)
         except (subprocess.CalledProcessError, IndexError):
             # apt's lists are older than the archive, or there are none.
             _output("apt-get", "update", "-qq")
-            tree = _download_kernel()
+            tree = _download_kernel(kernel)
     version = tree.name.removeprefix("linux-image-")
-    recipe = hashlib.sha256(repr((INIT, MODULES)).encode()).hexdigest()[:12]
+    recipe = hashlib.sha256(repr((INIT, kernel.modules)).encode()).hexdigest()[:12]
     initrd = cache_directory() / f"initrd-{version}-{recipe}.img"
     if not initrd.exists():
-        _make_initrd(tree, version, initrd)
+        _make_initrd(tree, version, kernel.modules, initrd)
     return Image(tree / "boot" / f"vmlinuz-{version}", initrd)
 
 
-def _make_initrd(tree: Path, version: str, target: Path) -> None:
+def _make_initrd(tree: Path, version: str, loaded: Sequence[str], target: Path) -> None:
     work = target.with_suffix(f".{os.getpid()}")
     for name in ("bin", "sbin", "proc", "sys", "dev", "etc", "lib/modules", "tmp", "run"):
         (work / name).mkdir(parents=True)
@@ -114,7 +134,7 @@ def _make_initrd(tree: Path, version: str, target: Path) -> None:
         if name != "busybox":
             (work / "bin" / name).symlink_to("busybox")
     modules: list[str] = []
-    for module in MODULES:
+    for module in loaded:
         shown = _output("modprobe", "-d", str(tree), "-S", version, "--show-depends", module)
         for path in re.findall(r"^insmod (\S+)", shown, re.M):
             name = Path(path).name
