@@ -11,14 +11,18 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from gpupoold.errors import ConfigurationError, NotFound, PoolError
 from gpupoold.guests.request import DomainXml, read_domain
+from gpupoold.leases import processes
+from gpupoold.model import ProcessIdentity
 
 LOG = logging.getLogger(__name__)
 
 KEEPALIVE_SECONDS, KEEPALIVE_COUNT = 5, 3
+QEMU_PIDS = "/run/libvirt/qemu"  # of the system's libvirt
 
 
 class HypervisorError(PoolError):
@@ -35,11 +39,12 @@ class HypervisorGone(PoolError):
 
 @dataclass(frozen=True)
 class Look:
-    """A domain that is active. crashed, settled: as in reconcile.Seen."""
+    """A domain that is active. crashed, settled, qemu: as in reconcile.Seen."""
 
     xml: DomainXml
     crashed: bool = False
     settled: bool = True
+    qemu: ProcessIdentity | None = None
 
 
 class Hypervisor(Protocol):
@@ -112,6 +117,20 @@ def load_libvirt() -> Any:
             f"({error}): install it (pip install 'gpupool[libvirt]'), or unset the option"
         ) from None
     return libvirt
+
+
+def qemu_process(
+    name: str, domain_uuid: str, directory: str = QEMU_PIDS
+) -> ProcessIdentity | None:
+    """The process that runs the domain, by libvirt's file; None where it cannot be told."""
+    try:
+        pid = int((Path(directory) / f"{name}.pid").read_text())
+        process = processes.identify(pid)
+        # A file of another time may name anybody's process.
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return process if domain_uuid.encode() in words else None
 
 
 class Libvirt:
@@ -227,6 +246,7 @@ class Libvirt:
             try:
                 if domain is None or not domain.isActive():
                     return None
+                qemu = qemu_process(domain.name(), domain_uuid)
                 state, reason = domain.state()
                 text = domain.XMLDesc()
                 if not domain.isActive():  # else the XML may be that of the next start
@@ -241,7 +261,10 @@ class Libvirt:
             if settled:
                 with contextlib.suppress(libvirt.libvirtError):  # the test driver has no jobs
                     settled = domain.jobInfo()[0] == libvirt.VIR_DOMAIN_JOB_NONE
-            return Look(read_domain(text), state == libvirt.VIR_DOMAIN_CRASHED, settled)
+            xml = read_domain(text)
+            if qemu != qemu_process(xml.name, domain_uuid):  # then the XML may be of either
+                qemu = None
+            return Look(xml, state == libvirt.VIR_DOMAIN_CRASHED, settled, qemu)
 
     def find(self, wanted: str) -> str:
         """The UUID of the domain of this name or UUID; raises NotFound."""
