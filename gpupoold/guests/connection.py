@@ -119,9 +119,7 @@ def load_libvirt() -> Any:
     return libvirt
 
 
-def qemu_process(
-    name: str, domain_uuid: str, directory: str = QEMU_PIDS
-) -> ProcessIdentity | None:
+def qemu_process(name: str, domain_uuid: str, directory: str = QEMU_PIDS) -> ProcessIdentity | None:
     """The process that runs the domain, by libvirt's file; None where it cannot be told."""
     try:
         pid = int((Path(directory) / f"{name}.pid").read_text())

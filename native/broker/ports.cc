@@ -1,9 +1,9 @@
 #include "broker/ports.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
