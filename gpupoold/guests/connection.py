@@ -134,10 +134,11 @@ def qemu_process(name: str, domain_uuid: str, directory: str = QEMU_PIDS) -> Pro
 class Libvirt:
     """One libvirt; implements Hypervisor."""
 
-    def __init__(self, uri: str, hint: Hint) -> None:
+    def __init__(self, uri: str, hint: Hint, qemu_pid_dir: str = QEMU_PIDS) -> None:
         """`hint` is called in any thread. Raises ConfigurationError without libvirt-python."""
         self._uri = uri
         self._hint = hint
+        self._qemu_pid_dir = qemu_pid_dir
         self._libvirt = load_libvirt()
         # Its own messages on standard error would repeat what the exceptions say.
         self._libvirt.registerErrorHandler(lambda context, error: None, None)
@@ -244,7 +245,7 @@ class Libvirt:
             try:
                 if domain is None or not domain.isActive():
                     return None
-                qemu = qemu_process(domain.name(), domain_uuid)
+                qemu = qemu_process(domain.name(), domain_uuid, self._qemu_pid_dir)
                 state, reason = domain.state()
                 text = domain.XMLDesc()
                 if not domain.isActive():  # else the XML may be that of the next start
@@ -260,7 +261,9 @@ class Libvirt:
                 with contextlib.suppress(libvirt.libvirtError):  # the test driver has no jobs
                     settled = domain.jobInfo()[0] == libvirt.VIR_DOMAIN_JOB_NONE
             xml = read_domain(text)
-            if qemu != qemu_process(xml.name, domain_uuid):  # then the XML may be of either
+            if qemu != qemu_process(
+                xml.name, domain_uuid, self._qemu_pid_dir
+            ):  # then the XML may be of either
                 qemu = None
             return Look(xml, state == libvirt.VIR_DOMAIN_CRASHED, settled, qemu)
 

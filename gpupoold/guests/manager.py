@@ -73,7 +73,9 @@ class Guests:
         )
         self.leases = GuestLeases(pool, regions, with_region=settings.libvirt_attach_devices)
         self._hook = HookServer(settings.hook_socket, self.on_hook)
-        self._hypervisor: Hypervisor = hypervisor or Libvirt(settings.libvirt_uri, self.hint)
+        self._hypervisor: Hypervisor = hypervisor or Libvirt(
+            settings.libvirt_uri, self.hint, settings.libvirt_qemu_pid_dir
+        )
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._stopping = False
