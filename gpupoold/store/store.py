@@ -518,15 +518,16 @@ class Store:
             " qemu_start, qemu_boot FROM guests"
             " ORDER BY created_at, id"
         )
-        return [
-            Guest(
+        values = [
+            (
                 *row[:5],
                 bool(row[5]),
                 *row[6:13],
-                qemu=ProcessIdentity(*row[13:16]) if row[13] else None,
+                ProcessIdentity(*row[13:16]) if row[13] else None,
             )
             for row in rows
         ]
+        return [Guest(*value) for value in values]
 
     def events(self, after_id: int = 0, limit: int = 0, uid: int | None = None) -> list[Event]:
         """The stored events after `after_id`, oldest first; the newest `limit` of them if not 0.

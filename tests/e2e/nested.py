@@ -61,10 +61,8 @@ class Nested:
             *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
             *("-append", "console=ttyS0 quiet panic=1"),
             *("-serial", f"file:{self._console}"),
-            *(
-                "-virtfs",
-                "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
-            ),
+            *("-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,"
+              "multidevs=remap"),
             *("-device", "virtio-serial-pci"),
             *("-chardev", f"socket,id=shell,path={shell},server=on,wait=off"),
             *("-device", f"virtserialport,chardev=shell,name={SHELL_PORT}"),
