@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import socket
 
-from oslo_config import cfg
+from oslo_config import cfg, types
 
 GROUP = "DEFAULT"
+
+
+def host_name(name: str) -> str:
+    """The host's name as an option may have it: a machine that was given none says "(none)"."""
+    try:
+        return str(types.HostDomain()(name))
+    except ValueError:
+        return "localhost"
+
 
 OPTIONS = [
     cfg.HostDomainOpt(
         "host",
-        default=socket.gethostname(),
+        default=host_name(socket.gethostname()),
         sample_default="<the host's name>",
         help="The name of this host in the pool. On an OpenStack compute node it must be the "
         "same as [DEFAULT] host of nova.conf.",

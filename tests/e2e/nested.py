@@ -33,9 +33,11 @@ done
 mount -t proc proc proc; mount -t sysfs sys sys; mount --bind /dev dev; chmod 1777 tmp
 mkdir -p dev/pts dev/shm && mount -t devpts pts dev/pts && mount -t tmpfs shm dev/shm
 chmod 1777 dev/shm
+mount -t tmpfs cache var/cache && mkdir -p var/cache/libvirt/qemu
 chmod 666 dev/kvm dev/vhost-vsock
 ip link set lo up
-echo "root: $?"
+# In place of the first root, which a process that enters another mount namespace would see again.
+mount --move . / && echo "root: 0"
 """
 
 
@@ -61,8 +63,10 @@ class Nested:
             *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
             *("-append", "console=ttyS0 quiet panic=1"),
             *("-serial", f"file:{self._console}"),
-            *("-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,"
-              "multidevs=remap"),
+            *(
+                "-virtfs",
+                "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+            ),
             *("-device", "virtio-serial-pci"),
             *("-chardev", f"socket,id=shell,path={shell},server=on,wait=off"),
             *("-device", f"virtserialport,chardev=shell,name={SHELL_PORT}"),
@@ -106,7 +110,7 @@ class Nested:
         """A command in the machine, in this process's directory: exit status, output."""
         inner = f"cd {os.getcwd()} && export HOME=/tmp && {command}"
         text = self._sh(
-            f"chroot /root /bin/sh -c '{inner}' </dev/null 2>&1; echo \"status $?\"", seconds
+            f"chroot . /bin/sh -c '{inner}' </dev/null 2>&1; echo \"status $?\"", seconds
         )
         output, _, status = text.rpartition("status ")
         return int(status or -1), output.strip()

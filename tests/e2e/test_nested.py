@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.nested import Nested
 
 INSIDE = Path(__file__).resolve().parent / "nested_vsock.py"
 
 
-@pytest.mark.slow
 def test_programs_under_kvm_come_by_vsock(guest_image):
     files = f"{guest_image.kernel} {guest_image.initrd}"
     with Nested() as nested:

@@ -166,3 +166,18 @@ def test_a_debug_log_is_of_gpupoold_and_not_of_grpc(root):
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["30", "10"]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("node-1.example", "node-1.example"),
+        ("node_1", "node_1"),
+        ("(none)", "localhost"),
+        ("", "localhost"),
+    ],
+)
+def test_a_host_without_a_name_is_configured(name: str, taken: str) -> None:
+    from gpupoold.conf.base import host_name
+
+    assert host_name(name) == taken
