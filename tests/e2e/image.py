@@ -45,7 +45,7 @@ done
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of Debian's: the package that depends on the newest one, and what is loaded of it."""
+    """A kernel of Debian's: the package that depends on the newest one, and what it loads."""
 
     package: str
     modules: tuple[str, ...]

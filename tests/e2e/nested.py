@@ -1,8 +1,8 @@
 """A machine in which real virtual machines can be made: KVM and vhost-vsock in a guest.
 
 Not every machine that tests run on has them. QEMU emulates a processor with AMD's virtualisation,
-on which Debian's full kernel loads its KVM; the files of this machine are there, read-only, and what
-runs inside runs as it would here, some ten times slower.
+on which Debian's full kernel loads its KVM; the files of this machine are there, read-only, and
+what runs inside runs as it would here, some ten times slower.
 """
 
 from __future__ import annotations
