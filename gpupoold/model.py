@@ -172,6 +172,7 @@ class Guest:
     ended_at: float | None = None
     port_path: str = ""  # empty: none
     vsock_cid: int = 0  # 0: none
+    qemu: ProcessIdentity | None = None  # that has the vsock_cid
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ OPTIONS = [
         default="kvm",
         help="The group that QEMU runs as, which may then open the region. Empty: gpupoold's own.",
     ),
+    cfg.StrOpt(
+        "qemu_pid_dir",
+        default="/run/libvirt/qemu",
+        help="Where libvirt writes the process numbers of its QEMUs (NAME.pid). A virtual machine "
+        "of which it cannot be told is not served by vsock.",
+    ),
     cfg.IntOpt(
         "interval",
         default=30,

@@ -65,6 +65,7 @@ class Settings:
     libvirt_region_mib: int
     libvirt_region_group: str
     libvirt_interval: int
+    libvirt_qemu_pid_dir: str
     cdi_dir: str  # empty: no containers
     container_library_dirs: tuple[str, ...]
 
@@ -360,6 +361,7 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         libvirt_region_mib=size,
         libvirt_region_group=conf.libvirt.region_group or "",
         libvirt_interval=conf.libvirt.interval,
+        libvirt_qemu_pid_dir=conf.libvirt.qemu_pid_dir,
         cdi_dir=os.path.normpath(conf.containers.cdi_dir) if conf.containers.cdi_dir else "",
         container_library_dirs=_library_dirs(conf),
     )

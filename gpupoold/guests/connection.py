@@ -11,14 +11,18 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from gpupoold.errors import ConfigurationError, NotFound, PoolError
 from gpupoold.guests.request import DomainXml, read_domain
+from gpupoold.leases import processes
+from gpupoold.model import ProcessIdentity
 
 LOG = logging.getLogger(__name__)
 
 KEEPALIVE_SECONDS, KEEPALIVE_COUNT = 5, 3
+QEMU_PIDS = "/run/libvirt/qemu"  # of the system's libvirt
 
 
 class HypervisorError(PoolError):
@@ -35,11 +39,12 @@ class HypervisorGone(PoolError):
 
 @dataclass(frozen=True)
 class Look:
-    """A domain that is active. crashed, settled: as in reconcile.Seen."""
+    """A domain that is active. crashed, settled, qemu: as in reconcile.Seen."""
 
     xml: DomainXml
     crashed: bool = False
     settled: bool = True
+    qemu: ProcessIdentity | None = None
 
 
 class Hypervisor(Protocol):
@@ -114,13 +119,26 @@ def load_libvirt() -> Any:
     return libvirt
 
 
+def qemu_process(name: str, domain_uuid: str, directory: str = QEMU_PIDS) -> ProcessIdentity | None:
+    """The process that runs the domain, by libvirt's file; None where it cannot be told."""
+    try:
+        pid = int((Path(directory) / f"{name}.pid").read_text())
+        process = processes.identify(pid)
+        # A file of another time may name anybody's process.
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return process if domain_uuid.encode() in words else None
+
+
 class Libvirt:
     """One libvirt; implements Hypervisor."""
 
-    def __init__(self, uri: str, hint: Hint) -> None:
+    def __init__(self, uri: str, hint: Hint, qemu_pid_dir: str = QEMU_PIDS) -> None:
         """`hint` is called in any thread. Raises ConfigurationError without libvirt-python."""
         self._uri = uri
         self._hint = hint
+        self._qemu_pid_dir = qemu_pid_dir
         self._libvirt = load_libvirt()
         # Its own messages on standard error would repeat what the exceptions say.
         self._libvirt.registerErrorHandler(lambda context, error: None, None)
@@ -227,6 +245,7 @@ class Libvirt:
             try:
                 if domain is None or not domain.isActive():
                     return None
+                qemu = qemu_process(domain.name(), domain_uuid, self._qemu_pid_dir)
                 state, reason = domain.state()
                 text = domain.XMLDesc()
                 if not domain.isActive():  # else the XML may be that of the next start
@@ -241,7 +260,12 @@ class Libvirt:
             if settled:
                 with contextlib.suppress(libvirt.libvirtError):  # the test driver has no jobs
                     settled = domain.jobInfo()[0] == libvirt.VIR_DOMAIN_JOB_NONE
-            return Look(read_domain(text), state == libvirt.VIR_DOMAIN_CRASHED, settled)
+            xml = read_domain(text)
+            if qemu != qemu_process(
+                xml.name, domain_uuid, self._qemu_pid_dir
+            ):  # then the XML may be of either
+                qemu = None
+            return Look(xml, state == libvirt.VIR_DOMAIN_CRASHED, settled, qemu)
 
     def find(self, wanted: str) -> str:
         """The UUID of the domain of this name or UUID; raises NotFound."""

@@ -15,7 +15,15 @@ from gpupoold.errors import Conflict, NotFound, PoolError
 from gpupoold.guests.region import Regions
 from gpupoold.guests.request import GuestRequest, region_name
 from gpupoold.leases.new import new_lease
-from gpupoold.model import Caller, Guest, Lease, LeaseKind, Slice, printable
+from gpupoold.model import (
+    Caller,
+    Guest,
+    Lease,
+    LeaseKind,
+    ProcessIdentity,
+    Slice,
+    printable,
+)
 from gpupoold.pool import Pool
 from gpupoold.store.store import Transaction
 
@@ -251,11 +259,13 @@ class GuestLeases:
             if guest is not None and entry.lease_id == guest.id and entry.carrier in PORT_CARRIERS
         ]
 
-    def set_port(self, guest: Guest, path: str, vsock_cid: int) -> None:
+    def set_port(
+        self, guest: Guest, path: str, vsock_cid: int, qemu: ProcessIdentity | None
+    ) -> None:
         """The broker is to serve the guest at this socket, and what comes from this vsock context
-        id; empty, 0: nowhere."""
+        id while that process runs; empty, 0: nowhere."""
         with self._pool.lock, self._store.change() as change:
-            change.set_port(guest.id, path, vsock_cid)
+            change.set_port(guest.id, path, vsock_cid, qemu)
         self._changed()
 
     def stale_headers(self, guests: Sequence[Guest]) -> set[str]:

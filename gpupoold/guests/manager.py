@@ -73,7 +73,9 @@ class Guests:
         )
         self.leases = GuestLeases(pool, regions, with_region=settings.libvirt_attach_devices)
         self._hook = HookServer(settings.hook_socket, self.on_hook)
-        self._hypervisor: Hypervisor = hypervisor or Libvirt(settings.libvirt_uri, self.hint)
+        self._hypervisor: Hypervisor = hypervisor or Libvirt(
+            settings.libvirt_uri, self.hint, settings.libvirt_qemu_pid_dir
+        )
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._stopping = False
@@ -81,6 +83,7 @@ class Guests:
         self._hints: set[str] = set()
         self._booted: set[str] = set()
         self._unsettled: set[str] = set()
+        self._no_vsock: set[str] = set()  # domains whose libvirt refused them the device
         self._seen: dict[str, DomainXml] = {}
         self._problems: dict[str, str] = {}  # by domain
         self.problem = "libvirt was not connected yet"
@@ -252,7 +255,7 @@ class Guests:
             guests,
             leases,
             attach_devices=self._settings.libvirt_attach_devices,
-            attach_vsock=bool(self._settings.vsock_port) and os.path.exists(VHOST_VSOCK),
+            attach_vsock=self._can_vsock(domain_uuid),
             stale_headers=self.leases.stale_headers(guests),
             carried=carried,
         )
@@ -261,6 +264,7 @@ class Guests:
         with self._hints_lock:
             if look is None:
                 self._seen.pop(domain_uuid, None)
+                self._no_vsock.discard(domain_uuid)
                 return None
             self._seen[domain_uuid] = look.xml
         if not look.settled:
@@ -279,8 +283,25 @@ class Guests:
             port_path=xml.channel.path if xml.channel.held == Held.OURS else "",
             vsock=xml.vsock.held,
             vsock_cid=xml.vsock.cid,
+            qemu=look.qemu,
             port_unused=xml.channel.held == Held.OURS and xml.channel.unused,
         )
+
+    def _can_vsock(self, domain_uuid: str) -> bool:
+        return (
+            self._settings.vsock_port != 0
+            and domain_uuid not in self._no_vsock
+            and os.path.exists(VHOST_VSOCK)
+        )
+
+    def _attach_vsock(self, domain_uuid: str) -> None:
+        try:
+            self._hypervisor.attach(domain_uuid, request.vsock_xml())
+        except HypervisorGone:
+            raise
+        except PoolError as error:  # the port serves without it
+            self._no_vsock.add(domain_uuid)
+            LOG.info("domain %s gets no vsock device: %s", domain_uuid, error)
 
     def _do(self, action: rules.Action) -> None:
         LOG.debug("doing %s", action)
@@ -299,7 +320,7 @@ class Guests:
                 port = next(reversed(self._seen[seen.uuid].free_ports), None)
                 host.attach(seen.uuid, request.region_xml(seen.uuid, size, port))
             case rules.Attach(seen, _, "vsock"):
-                host.attach(seen.uuid, request.vsock_xml())
+                self._attach_vsock(seen.uuid)
             case rules.Attach(seen, _, _):
                 if not self._seen[seen.uuid].has_serial:
                     raise PoolError(
@@ -330,8 +351,8 @@ class Guests:
             case rules.WriteHeader(guest):
                 if not self.leases.write_header(guest):
                     raise PoolError(f"the region {guest.region_path} is gone")
-            case rules.SetPort(guest, path, vsock_cid):
-                self.leases.set_port(guest, path, vsock_cid)
+            case rules.SetPort(guest, path, vsock_cid, qemu):
+                self.leases.set_port(guest, path, vsock_cid, qemu)
             case rules.EndSessions(_, sessions):
                 self.leases.end_sessions(sessions, "the guest's service has closed its port")
             case rules.Forget(guest):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpupoold.guests.request import GuestRequest, Held
-from gpupoold.model import Guest
+from gpupoold.model import Guest, ProcessIdentity
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Seen:
     port_unused: bool = False  # nobody in the guest has it open
     vsock: Held = Held.NONE
     vsock_cid: int = 0
+    qemu: ProcessIdentity | None = None  # None: not known
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class SetPort:
     guest: Guest
     path: str
     vsock_cid: int
+    qemu: ProcessIdentity | None = None  # that has it
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def decide(
         drop: list[Action] = [DropRequest(seen)] if seen is not None and seen.asks else []
         return [*drop, End(live, "its slice was deleted")]
     if live is not None:
-        why = _why_over(seen)
+        why = _why_over(seen, live)
         if why:
             return [End(live, why)]
         assert seen is not None
@@ -177,8 +179,12 @@ def decide(
                 actions.append(Attach(seen, live, "vsock"))
             if seen.channel == Held.NONE:
                 actions.append(Attach(seen, live, "channel"))
-        if (seen.port_path, seen.vsock_cid) != (live.port_path, live.vsock_cid):
-            actions.append(SetPort(live, seen.port_path, seen.vsock_cid))
+        # As soon as QEMU ends, its CID may be another machine's: the CID counts only together with
+        # the process, of which the broker sees the end at once.
+        cid = seen.vsock_cid if seen.qemu is not None else 0
+        where = SetPort(live, seen.port_path, cid, seen.qemu if cid else None)
+        if where != SetPort(live, live.port_path, live.vsock_cid, live.qemu):
+            actions.append(where)
         if seen.port_unused and seen.settled and carried:
             actions.append(EndSessions(live, tuple(carried)))
         if seen.grant != live.id and seen.settled:
@@ -189,9 +195,11 @@ def decide(
     return _without_lease(seen, gone)
 
 
-def _why_over(seen: Seen | None) -> str:
+def _why_over(seen: Seen | None, live: Guest) -> str:
     if seen is None:
         return "the virtual machine is off"
+    if None not in (live.qemu, seen.qemu) and live.qemu != seen.qemu:
+        return "the virtual machine was off in between"
     if seen.crashed:
         return "the virtual machine crashed"
     if not seen.asks:

@@ -97,7 +97,11 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
             message.port = guests[lease.id].port_path
-            message.vsock_cid = guests[lease.id].vsock_cid
+            qemu = guests[lease.id].qemu
+            if desired.settings.vsock_port and guests[lease.id].vsock_cid and qemu is not None:
+                message.vsock_cid = guests[lease.id].vsock_cid
+                message.process.pid = qemu.pid
+                message.process.start_time = qemu.start_ticks
             if desired.settings.regions and guests[lease.id].region_path:
                 message.region.path = guests[lease.id].region_path
                 message.region.inode = guests[lease.id].region_inode

@@ -136,6 +136,11 @@ MIGRATIONS: list[list[str]] = [
     [  # 4: and which virtual machine comes by vsock.
         "ALTER TABLE guests ADD COLUMN vsock_cid INTEGER NOT NULL DEFAULT 0",
     ],
+    [  # 5: while which QEMU process runs.
+        "ALTER TABLE guests ADD COLUMN qemu_pid INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE guests ADD COLUMN qemu_start INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE guests ADD COLUMN qemu_boot TEXT NOT NULL DEFAULT ''",
+    ],
 ]
 
 VERSION = len(MIGRATIONS)

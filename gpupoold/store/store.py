@@ -34,6 +34,10 @@ from gpupoold.store import schema
 from gpupoold.store.ring import EventRing
 
 
+def _columns(process: ProcessIdentity | None) -> tuple[int, int, str]:
+    return (process.pid, process.start_ticks, process.boot_id) if process else (0, 0, "")
+
+
 def _sentence(path: str, error: sqlite3.Error) -> str:
     code = getattr(error, "sqlite_errorname", "") or ""
     if code.startswith("SQLITE_FULL"):
@@ -182,7 +186,7 @@ class Transaction:
     def add_guest(self, guest: Guest) -> None:
         """Remembers a virtual machine's lease."""
         self._db.execute(
-            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO guests VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 guest.id,
                 guest.domain_uuid,
@@ -197,6 +201,7 @@ class Transaction:
                 guest.ended_at,
                 guest.port_path,
                 guest.vsock_cid,
+                *_columns(guest.qemu),
             ),
         )
 
@@ -214,12 +219,20 @@ class Transaction:
         )
         return cursor.rowcount == 1
 
-    def set_port(self, guest_id: str, path: str, vsock_cid: int) -> bool:
-        """The host's socket of a virtual machine's port, and its vsock context id; False if the
-        lease has ended."""
+    def set_port(
+        self, guest_id: str, path: str, vsock_cid: int, qemu: ProcessIdentity | None
+    ) -> bool:
+        """The host's socket of a virtual machine's port, and its vsock context id with the process
+        that has it; False if the lease has ended. Who was said to have that id has it no more."""
+        self._db.execute(
+            "UPDATE guests SET vsock_cid = 0, qemu_pid = 0, qemu_start = 0, qemu_boot = ''"
+            " WHERE vsock_cid = ? AND vsock_cid != 0 AND id != ?",
+            (vsock_cid, guest_id),
+        )
         cursor = self._db.execute(
-            "UPDATE guests SET port_path = ?, vsock_cid = ? WHERE id = ? AND ended_at IS NULL",
-            (path, vsock_cid, guest_id),
+            "UPDATE guests SET port_path = ?, vsock_cid = ?, qemu_pid = ?, qemu_start = ?,"
+            " qemu_boot = ? WHERE id = ? AND ended_at IS NULL",
+            (path, vsock_cid, *_columns(qemu), guest_id),
         )
         return cursor.rowcount == 1
 
@@ -501,10 +514,19 @@ class Store:
         """All leases of virtual machines, with those of which something is left; oldest first."""
         rows = self._rows(
             "SELECT id, domain_uuid, domain_name, slice_name, owner_uid, temporary, region_path,"
-            " region_inode, epoch, created_at, ended_at, port_path, vsock_cid FROM guests"
+            " region_inode, epoch, created_at, ended_at, port_path, vsock_cid, qemu_pid,"
+            " qemu_start, qemu_boot FROM guests"
             " ORDER BY created_at, id"
         )
-        values = [(*row[:5], bool(row[5]), *row[6:]) for row in rows]
+        values = [
+            (
+                *row[:5],
+                bool(row[5]),
+                *row[6:13],
+                ProcessIdentity(*row[13:16]) if row[13] else None,
+            )
+            for row in rows
+        ]
         return [Guest(*value) for value in values]
 
     def events(self, after_id: int = 0, limit: int = 0, uid: int | None = None) -> list[Event]:

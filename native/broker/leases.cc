@@ -138,6 +138,12 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
       }
     }
     lease.vsock_cid = pushed.vsock_cid();
+    // Up to 2 they are the host's own processes.
+    if (lease.vsock_cid != 0 && lease.vsock_cid <= 2) {
+      return *why = name + ": vsock cid " + std::to_string(lease.vsock_cid) +
+                    " is no virtual machine's",
+             std::nullopt;
+    }
     if (lease.vsock_cid != 0 && !cids.insert(lease.vsock_cid).second) {
       return *why = "vsock cid " + std::to_string(lease.vsock_cid) + " is there twice",
              std::nullopt;

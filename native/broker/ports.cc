@@ -1,6 +1,7 @@
 #include "broker/ports.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -259,6 +260,11 @@ void PortTable::come(Fd fd, uint32_t cid, uint32_t port) {
                                   [&](const auto& entry) { return entry.second.vsock_cid == cid; });
   if (cid == 0 || lease == leases.end()) {
     return log_limited(who + " is turned away: it has no lease");
+  }
+  // Its QEMU may have ended just now, and the CID be another machine's already.
+  pollfd qemu{lease->second.pidfd.get(), POLLIN, 0};
+  if (lease->second.pidfd && poll(&qemu, 1, 0) != 0) {
+    return log_limited(who + " is turned away: the machine of its lease has ended");
   }
   const wire::Uuid id = lease->first;
   // A second connection takes the place of the first: the helper that had that one has gone.

@@ -82,7 +82,11 @@ class Host:
         self.uri = f"qemu:///system?socket={self.root}/sock/libvirt-sock"
         self.pool = sandbox(
             options={
-                "libvirt": {"uri": self.uri, "interval": 5},
+                "libvirt": {
+                    "uri": self.uri,
+                    "interval": 5,
+                    "qemu_pid_dir": self.root / "run" / "qemu",
+                },
                 "DEFAULT": {"debug": "true"},
                 **(options or {}),
             },
@@ -104,7 +108,7 @@ class Host:
 
     def _start(self) -> None:
         self.pool.start()
-        for name in ("etc", "var", "log", "sock", "log/qemu"):
+        for name in ("run", "etc", "var", "log", "sock", "log/qemu"):
             (self.root / name).mkdir()
         shutil.copytree("/var/lib/libvirt", self.root / "var", dirs_exist_ok=True)
         shutil.rmtree(self.root / "var" / "qemu", ignore_errors=True)

@@ -24,7 +24,12 @@ from pathlib import Path
 from gpupoold.guests.region import Regions
 
 PR_SET_CHILD_SUBREAPER = 36
-PLACES = {"etc": "/etc/libvirt", "var": "/var/lib/libvirt", "log": "/var/log/libvirt"}
+PLACES = {
+    "run": "/run/libvirt",
+    "etc": "/etc/libvirt",
+    "var": "/var/lib/libvirt",
+    "log": "/var/log/libvirt",
+}
 
 
 def children() -> list[int]:
@@ -49,7 +54,6 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     commands = [
         ["mount", "--make-rprivate", "/"],
-        ["mount", "-t", "tmpfs", "none", "/run/libvirt"],
         *(["mount", "--bind", f"{root}/{name}", place] for name, place in PLACES.items()),
     ]
     if os.path.exists("/dev/kvm") and os.environ.get("GPUPOOL_E2E_VIRT") != "kvm":

@@ -25,7 +25,7 @@ from gpupoold.guests.connection import HypervisorError, HypervisorGone, Look
 from gpupoold.guests.manager import Guests
 from gpupoold.guests.request import GRANT_URI, REQUEST_URI, Device, DomainXml, GuestRequest, Held
 from gpupoold.leases.desired import lease_messages
-from gpupoold.model import Caller, Guest, LeaseKind
+from gpupoold.model import Caller, Guest, LeaseKind, ProcessIdentity
 from gpupoold.pool import Pool
 from gpupoold.slices.planning import Request
 from gpupoold.store import Store
@@ -35,6 +35,13 @@ from .fakes import FakeDriver, gpu, settings
 ROOT = Caller(0, os.getpid(), True)
 ALICE = Caller(1001, os.getpid(), False)
 A, B = "aaaaaaaa-0000-4000-8000-000000000001", "bbbbbbbb-0000-4000-8000-000000000002"
+
+
+CID = 7
+
+
+def kind_of(xml: str) -> str:
+    return "region" if "<shmem" in xml else "vsock" if "<vsock" in xml else "channel"
 
 
 class Killed(BaseException):
@@ -50,6 +57,7 @@ class Domain:
     xml: DomainXml | None = None  # while it is active
     crashed: bool = False
     stubborn: bool = False  # its operating system gives no device back
+    qemu: ProcessIdentity | None = None
 
 
 class FakeHypervisor:
@@ -85,7 +93,7 @@ class FakeHypervisor:
         domain = self.domains.get(domain_uuid)
         if domain is None or domain.xml is None:
             return None
-        return Look(domain.xml, domain.crashed, settled=True)
+        return Look(domain.xml, domain.crashed, settled=True, qemu=domain.qemu)
 
     def find(self, wanted: str) -> str:
         self._step()
@@ -103,20 +111,20 @@ class FakeHypervisor:
     def attach(self, domain_uuid: str, xml: str) -> None:
         self._step()
         found = self._running(domain_uuid)
-        kind = "region" if "<shmem" in xml else "channel"
+        kind = kind_of(xml)
         if self.refuses_attach == kind:
             raise HypervisorError("No more available PCI slots")
         assert getattr(found, kind).held == Held.NONE, "attached twice"
         self.attached += 1
         path = f"/run/{domain_uuid}/{self.attached}" if kind == "channel" else ""
-        device = Device(Held.OURS, xml, path)
+        device = Device(Held.OURS, xml, path, cid=CID if kind == "vsock" else 0)
         self.domains[domain_uuid].xml = replace(found, **{kind: device})
         self._step()  # it is done, and gpupoold may not live to know it
 
     def detach(self, domain_uuid: str, xml: str) -> None:
         self._step()
         found = self._running(domain_uuid)
-        kind = "region" if "<shmem" in xml else "channel"
+        kind = kind_of(xml)
         assert getattr(found, kind).held == Held.OURS, "a device of others, or none"
         if not self.domains[domain_uuid].stubborn:
             self.domains[domain_uuid].xml = replace(found, **{kind: Device()})
@@ -569,6 +577,7 @@ def test_whether_a_port_is_used_is_in_the_live_xml(state, unused):
 def test_a_vsock_device_comes_before_the_channel_and_its_cid_is_told():
     guest = Guest(str(uuid.uuid4()), A, "vm", "s", 0, True, "/x", 1, 1, 0.0)
     seen = reconcile.Seen(A, "vm", True, SIZED, grant=guest.id)
+    qemu = ProcessIdentity(4711, 99, "boot")
 
     def decide(seen, guest=guest, *, attach_vsock=True):
         devices = {"attach_devices": True, "attach_vsock": attach_vsock}
@@ -578,9 +587,9 @@ def test_a_vsock_device_comes_before_the_channel_and_its_cid_is_told():
     assert [action.what for action in decide(seen, attach_vsock=False)] == ["region", "channel"]
     ready = replace(seen, region=Held.OURS, channel=Held.OURS)
     for held in (Held.OURS, Held.FOREIGN):
-        there = replace(ready, vsock=held, vsock_cid=7)
-        assert decide(there) == [reconcile.SetPort(guest, "", 7)]
-        assert decide(there, replace(guest, vsock_cid=7)) == []
+        there = replace(ready, vsock=held, vsock_cid=7, qemu=qemu)
+        assert decide(there) == [reconcile.SetPort(guest, "", 7, qemu)]
+        assert decide(there, replace(guest, vsock_cid=7, qemu=qemu)) == []
         # Without a lease only what is gpupoold's goes.
         actions = reconcile.decide(replace(there, grant=""), [], set(), attach_devices=True)
         detached = [a.what for a in actions if isinstance(a, reconcile.Detach)]
