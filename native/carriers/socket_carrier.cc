@@ -56,7 +56,8 @@ class SocketCarrier final : public Carrier {
   }
   Moved read(const Part* parts, int count, bool may_wait) override {
     if (!may_wait || gate_ == nullptr) return move(parts, count, false, may_wait);
-    Moved moved{Status::kBlocked, 0};
+    Moved moved = move(parts, count, false, false);  // often there is something already
+    if (moved.status != Status::kBlocked) return moved;
     const int64_t start = Patience::now_ns();
     spin(start, INT64_MAX, [&] {
       moved = move(parts, count, false, false);
