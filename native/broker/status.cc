@@ -7,8 +7,8 @@
 namespace gpupool::broker {
 namespace {
 
-constexpr double kQuestionsPerSecond = 100;
-constexpr double kQuestionsAtOnce = 300;  // as many programs may start at the same time
+constexpr uint32_t kQuestionsPerSecond = 100;
+constexpr uint32_t kQuestionsAtOnce = 300;  // as many programs may start at the same time
 constexpr size_t kMaxWaiting = 256;
 
 // Kernel and client count its processes differently: it is in a container, or on another machine.
@@ -20,14 +20,9 @@ StatusDesk::StatusDesk(Door& door, LeaseTable& leases, DeviceTable& devices, Ses
     : door_(door), leases_(leases), devices_(devices), sessions_(sessions) {}
 
 bool StatusDesk::allow(const wire::Uuid& lease) {
-  const int64_t now = steady_ms();
-  Allowance& allowance = allowances_.try_emplace(lease, kQuestionsAtOnce, now).first->second;
-  const double earned = static_cast<double>(now - allowance.at_ms) * kQuestionsPerSecond / 1000;
-  allowance.left = std::min(kQuestionsAtOnce, allowance.left + earned);
-  allowance.at_ms = now;
-  if (allowance.left < 1) return false;
-  allowance.left -= 1;
-  return true;
+  const auto [allowance, added] =
+      allowances_.try_emplace(lease, kQuestionsAtOnce, kQuestionsPerSecond);
+  return allowance->second.take(steady_ms());
 }
 
 void StatusDesk::on_proven(const Door::Guest& guest) {

@@ -9,6 +9,7 @@
 #include "broker/door.h"
 #include "broker/leases.h"
 #include "broker/sessions.h"
+#include "broker/token_bucket.h"
 
 namespace gpupool::broker {
 
@@ -23,12 +24,6 @@ class StatusDesk {
   void on_lease_end(const wire::Uuid& lease) { allowances_.erase(lease); }
 
  private:
-  // Questions that a lease may ask at once, filled up as time goes.
-  struct Allowance {
-    double left;
-    int64_t at_ms;
-  };
-
   bool allow(const wire::Uuid& lease);
   void answer(const Door::Guest& guest);
 
@@ -37,8 +32,8 @@ class StatusDesk {
   DeviceTable& devices_;
   SessionTable& sessions_;
   std::string driver_version_;
-  std::map<wire::Uuid, Allowance> allowances_;
-  std::list<Door::Guest> waiting_;  // for snapshots
+  std::map<wire::Uuid, TokenBucket> allowances_;  // questions of each lease
+  std::list<Door::Guest> waiting_;                // for snapshots
 };
 
 }  // namespace gpupool::broker
