@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
@@ -86,6 +87,25 @@ def show_session(loop: str) -> None:
         time.sleep(0.05)
     expect(not listed("session"), "the session of a killed program is still there after 5 s")
     print("(the program was killed; its session and its memory are gone)")
+
+
+def demo_as_root(what: str, job: Callable[[dict[str, pathlib.Path]], None]) -> int:
+    """The command line of a part that needs root: compiles its programs and runs the job with
+    them; an exit status."""
+    parser = argparse.ArgumentParser(description=f"The main job {what}.")
+    parser.add_argument("--programs-python", required=True, help="has nvcc")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        print(f"demo {what}: needs root", file=sys.stderr)
+        return 2
+    try:
+        names = ("matmul", "memory", "loop")
+        job({name: pathlib.Path(compiled(arguments.programs_python, name)) for name in names})
+    except (AssertionError, DemoError, ImportError, OSError, subprocess.SubprocessError) as error:
+        print(f"\ndemo {what}: FAILED: {error}")
+        return 1
+    print(f"\ndemo {what}: ok")
+    return 0
 
 
 def steps(python: str) -> None:

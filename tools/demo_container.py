@@ -5,16 +5,14 @@ Needs root and podman; image and podman's store are the demo's own, and are remo
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demo import ROOT, DemoError, compiled, ctl, expect, listed, show
+from demo import ROOT, ctl, demo_as_root, expect, listed, show
 
 # Behind the installed packages.
 sys.path.append(str(ROOT))
@@ -71,33 +69,19 @@ def steps(podman: Podman, image: str) -> None:
     print(f"\n-- podman knows it no more\n{unknown.stderr.strip()}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs-python", required=True, help="has nvcc")
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        print("demo: podman's devices are root's to describe", file=sys.stderr)
-        return 2
-    try:
-        from tests.e2e.podman import CDI, Podman, forget_devices
-        from tests.functional.pool import Pool
+def job(programs: dict[str, Path]) -> None:
+    from tests.e2e.podman import CDI, Podman, forget_devices
+    from tests.functional.pool import Pool
 
-        names = ("matmul", "memory", "loop")
-        programs = {name: Path(compiled(arguments.programs_python, name)) for name in names}
-        pool = Pool(options={"containers": {"cdi_dir": str(CDI)}})
-        try:
-            with pool, Podman() as podman:
-                os.environ.update(pool.environment)
-                os.environ.update(podman.environment)
-                steps(podman, podman.make_image("demo", programs))
-        finally:
-            forget_devices(pool.run_dir)
-    except (AssertionError, DemoError, ImportError, OSError, subprocess.SubprocessError) as error:
-        print(f"\ndemo in a container: FAILED: {error}")
-        return 1
-    print("\ndemo in a container: ok")
-    return 0
+    pool = Pool(options={"containers": {"cdi_dir": str(CDI)}})
+    try:
+        with pool, Podman() as podman:
+            os.environ.update(pool.environment)
+            os.environ.update(podman.environment)
+            steps(podman, podman.make_image("demo", programs))
+    finally:
+        forget_devices(pool.run_dir)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demo_as_root("in a container", job))

@@ -7,15 +7,13 @@ all.)
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demo import ROOT, DemoError, compiled, ctl, expect, listed, show
+from demo import ROOT, ctl, demo_as_root, expect, listed, show
 
 # Behind the installed packages.
 sys.path.append(str(ROOT))
@@ -68,32 +66,18 @@ def steps(host: Host, image: Image) -> None:
     expect(not listed("slice"), "the machine's slice is still there")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs-python", required=True, help="has nvcc")
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        print("demo: a libvirtd of its own needs root", file=sys.stderr)
-        return 2
-    try:
-        from tests.e2e.guest import make_guest_image
-        from tests.e2e.host import Host
-        from tests.e2e.image import cache_directory, make_image
+def job(programs: dict[str, Path]) -> None:
+    from tests.e2e.guest import make_guest_image
+    from tests.e2e.host import Host
+    from tests.e2e.image import cache_directory, make_image
 
-        names = ("matmul", "memory", "loop")
-        programs = {name: Path(compiled(arguments.programs_python, name)) for name in names}
-        with tempfile.TemporaryDirectory(prefix="guest-", dir=cache_directory()) as work:
-            Path(work).chmod(0o755)  # QEMU is another user
-            image = make_guest_image(make_image(), programs, Path(work))
-            with Host(image) as host:
-                os.environ.update(host.pool.environment)
-                steps(host, image)
-    except (AssertionError, DemoError, ImportError, OSError, subprocess.SubprocessError) as error:
-        print(f"\ndemo in a virtual machine: FAILED: {error}")
-        return 1
-    print("\ndemo in a virtual machine: ok")
-    return 0
+    with tempfile.TemporaryDirectory(prefix="guest-", dir=cache_directory()) as work:
+        Path(work).chmod(0o755)  # QEMU is another user
+        image = make_guest_image(make_image(), programs, Path(work))
+        with Host(image) as host:
+            os.environ.update(host.pool.environment)
+            steps(host, image)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demo_as_root("in a virtual machine", job))
