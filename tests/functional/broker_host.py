@@ -55,6 +55,19 @@ def start_time(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
+def alive(connection: wire.Connection) -> bool:
+    """The broker has not closed the connection."""
+    connection.socket.settimeout(0.02)
+    try:
+        return connection.socket.recv(1, socket.MSG_PEEK) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+    finally:
+        connection.socket.settimeout(20)
+
+
 class Channel:
     """A connection to broker.sock, as gpupoold has it."""
 

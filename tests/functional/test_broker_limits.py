@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpupoold.leases import broker_pb2 as pb
-from tests.functional.broker_host import BrokerHost, Session, make_lease
+from tests.functional.broker_host import BrokerHost, Session, alive, make_lease
 from tests.functional.pool import wait_for
 from tests.functional.wire import DEVICE, Connection, Lease, Refused
 
@@ -23,17 +22,6 @@ def host(tmp_path: Path) -> Iterator[BrokerHost]:
     with BrokerHost(tmp_path) as own:
         own.settings.tcp_listen = "127.0.0.1:0"
         yield own
-
-
-def alive(connection: Connection) -> bool:
-    """The other side has not closed the connection."""
-    connection.socket.setblocking(False)
-    try:
-        return connection.socket.recv(1, socket.MSG_PEEK) != b""
-    except BlockingIOError:
-        return True
-    except ConnectionResetError:
-        return False
 
 
 def open_until_refused(known: Lease) -> Refused:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import struct
 import subprocess
 import time
@@ -17,7 +16,15 @@ import pytest
 
 from gpupoold.leases import broker_pb2 as pb
 from tests.functional import wire
-from tests.functional.broker_host import GPU, MIB, BrokerHost, Session, make_lease, start_time
+from tests.functional.broker_host import (
+    GPU,
+    MIB,
+    BrokerHost,
+    Session,
+    alive,
+    make_lease,
+    start_time,
+)
 from tests.functional.pool import wait_for
 from tests.functional.wire import Closed, Connection, Refused, encode_frame
 
@@ -29,17 +36,6 @@ def host(tmp_path: Path) -> Iterator[BrokerHost]:
     with BrokerHost(tmp_path) as own:
         own.settings.tcp_listen = "127.0.0.1:0"
         yield own
-
-
-def alive(connection: Connection) -> bool:
-    """The other side has not closed the connection."""
-    connection.socket.settimeout(0.05)
-    try:
-        return connection.socket.recv(1, socket.MSG_PEEK) != b""
-    except TimeoutError:
-        return True
-    finally:
-        connection.socket.settimeout(20)
 
 
 def is_closed(connection: Connection) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from dataclasses import replace
 
 import pytest
 
-from gpupoold.guests import manager
+from gpupoold.guests import manager, reconcile, request
 from gpupoold.guests.connection import qemu_process
 from gpupoold.guests.request import Device, Held
 from gpupoold.leases import processes
 from gpupoold.leases.desired import lease_messages
-from gpupoold.model import ProcessIdentity
+from gpupoold.model import Guest, ProcessIdentity
 
 from .test_guest_reconcile import CID, ROOT, SIZED, A, B, World
 
@@ -125,3 +126,42 @@ def test_the_process_of_a_machine_is_the_one_that_runs_it(tmp_path):
         assert qemu_process("vm", B, str(tmp_path)) is None  # an old file
         assert qemu_process("other", A, str(tmp_path)) is None
         qemu.communicate()
+
+
+def test_a_vsock_device_comes_before_the_channel_and_its_cid_is_told():
+    guest = Guest(str(uuid.uuid4()), A, "vm", "s", 0, True, "/x", 1, 1, 0.0)
+    seen = reconcile.Seen(A, "vm", True, SIZED, grant=guest.id)
+    qemu = ProcessIdentity(4711, 99, "boot")
+
+    def decide(seen, guest=guest, *, attach_vsock=True):
+        devices = {"attach_devices": True, "attach_vsock": attach_vsock}
+        return reconcile.decide(seen, [guest], {guest.id}, **devices)
+
+    assert [action.what for action in decide(seen)] == ["region", "vsock", "channel"]
+    assert [action.what for action in decide(seen, attach_vsock=False)] == ["region", "channel"]
+    ready = replace(seen, region=Held.OURS, channel=Held.OURS)
+    for held in (Held.OURS, Held.FOREIGN):
+        there = replace(ready, vsock=held, vsock_cid=7, qemu=qemu)
+        assert decide(there) == [reconcile.SetPort(guest, "", 7, qemu)]
+        assert decide(there, replace(guest, vsock_cid=7, qemu=qemu)) == []
+        # Without a lease only what is gpupoold's goes.
+        actions = reconcile.decide(replace(there, grant=""), [], set(), attach_devices=True)
+        detached = [a.what for a in actions if isinstance(a, reconcile.Detach)]
+        assert detached == ["region", "channel", *(["vsock"] if held == Held.OURS else [])]
+
+
+@pytest.mark.parametrize(
+    ("xml", "held", "cid"),
+    [
+        ("", Held.NONE, 0),
+        ("<vsock model='virtio'><cid auto='no' address='5'/></vsock>", Held.FOREIGN, 5),
+        (request.vsock_xml().replace("<cid auto='yes'/>", "<cid address='3'/>"), Held.OURS, 3),
+        (request.vsock_xml(), Held.OURS, 0),  # libvirt has not chosen one yet
+        ("<vsock><cid address='2'/></vsock>", Held.FOREIGN, 0),  # the host's own
+        ("<vsock><cid address='x'/></vsock>", Held.FOREIGN, 0),
+    ],
+)
+def test_a_vsock_device_in_the_live_xml(xml, held, cid):
+    whole = f"<domain><name>vm</name><uuid>{A}</uuid><devices>{xml}</devices></domain>"
+    device = request.read_domain(whole).vsock
+    assert (device.held, device.cid) == (held, cid)
