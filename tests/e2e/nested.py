@@ -8,9 +8,11 @@ what runs inside runs as it would here, some ten times slower.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -36,6 +38,7 @@ chmod 1777 dev/shm
 mount -t tmpfs cache var/cache && mkdir -p var/cache/libvirt/qemu
 chmod 666 dev/kvm dev/vhost-vsock
 ip link set lo up
+for d in {needed}; do [ -d .$d ] || { mkdir -p .$d && mount --bind /host$d .$d; }; done
 # In place of the first root, which a process that enters another mount namespace would see again.
 mount --move . / && echo "root: 0"
 """
@@ -78,7 +81,9 @@ class Nested:
             time.sleep(0.05)
         self._shell = socket.socket(socket.AF_UNIX)
         self._shell.connect(str(shell))
-        prepared = self._sh(ROOT, 120)
+        # A checkout may lie where the machine has folders of its own (/tmp).
+        needed = " ".join(shlex.quote(path) for path in (os.getcwd(), sys.prefix))
+        prepared = self._sh(ROOT.replace("{needed}", needed), 120)
         assert prepared.splitlines()[-1:] == ["root: 0"], prepared + self.console()
         return self
 
