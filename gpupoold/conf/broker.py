@@ -64,8 +64,8 @@ OPTIONS = [
         min=64,
         max=1 << 24,
         help="MiB of the host's memory that the workers of one slice may take together, for the "
-        "device code, queues and objects of its programs. The memory of simulated GPUs is not "
-        "counted.",
+        "device code, queues and objects of its programs, with their rings. The memory of "
+        "simulated GPUs is not counted.",
     ),
     cfg.BoolOpt(
         "rings",

@@ -10,21 +10,29 @@ namespace {
 
 class MemfdRing final : public Ring {
  public:
-  MemfdRing() : Ring({}) {}
+  explicit MemfdRing(std::shared_ptr<SliceAccount> account)
+      : Ring({}), account_(std::move(account)) {}
   ~MemfdRing() override {
-    if (control_ != nullptr) munmap(control_, carriers::kRingControlBytes);
+    if (control_ != nullptr) {
+      madvise(control_, bytes(), MADV_REMOVE);
+      munmap(control_, bytes());
+    }
+    account_->host.close(charge_);
   }
 
   bool make(uint32_t epoch, std::string* why) {
+    if (!account_->host.charge(charge_, bytes())) {
+      return *why = "its slice has no more of the host's memory", false;
+    }
     fd_.reset(carriers::make_ring_memfd(layout_, epoch, why));
     if (!fd_) return false;
-    void* page =
-        mmap(nullptr, carriers::kRingControlBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
-    if (page == MAP_FAILED) {
+    void* memory = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
+    if (memory == MAP_FAILED) {
       *why = std::string("the ring's memory: mmap: ") + strerror(errno);
       return false;
     }
-    control_ = static_cast<carriers::RingControl*>(page);
+    madvise(memory, bytes(), MADV_DONTDUMP);
+    control_ = static_cast<carriers::RingControl*>(memory);
     return true;
   }
 
@@ -35,8 +43,12 @@ class MemfdRing final : public Ring {
   const char* carrier() const override { return "ring"; }
 
  private:
+  size_t bytes() const { return layout_.region_bytes(); }
+
+  const std::shared_ptr<SliceAccount> account_;
+  Charge charge_;
   Fd fd_;
-  carriers::RingControl* control_ = nullptr;
+  carriers::RingControl* control_ = nullptr;  // the whole, which begins with it
 };
 
 }  // namespace
@@ -46,8 +58,9 @@ wire::CarrierOffer Ring::offer_of(wire::OfferKind kind) const {
           layout_.bulk_bytes};
 }
 
-std::shared_ptr<Ring> make_memfd_ring(uint32_t epoch, std::string* why) {
-  auto ring = std::make_shared<MemfdRing>();
+std::shared_ptr<Ring> make_memfd_ring(uint32_t epoch, std::shared_ptr<SliceAccount> account,
+                                      std::string* why) {
+  auto ring = std::make_shared<MemfdRing>(std::move(account));
   return ring->make(epoch, why) ? ring : nullptr;
 }
 

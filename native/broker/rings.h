@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "broker/account.h"
 #include "broker/fd.h"
 #include "carriers/ring.h"
 #include "wire/control.h"
@@ -37,8 +38,11 @@ class Ring {
   const carriers::RingLayout layout_;
 };
 
-// Null: `why`.
-std::shared_ptr<Ring> make_memfd_ring(uint32_t epoch, std::string* why);
+// Its memory counts as the host's that the slice's sessions have, and is given back to the host
+// when the last one lets the ring go, whoever still has the file: what workers wrote is not a
+// client's own memory, with limits of its own. Null: `why`.
+std::shared_ptr<Ring> make_memfd_ring(uint32_t epoch, std::shared_ptr<SliceAccount> account,
+                                      std::string* why);
 
 // The page of tokens that all workers share (carriers/spin_gate.h). No descriptor: `why`.
 Fd make_spin_page(std::string* why);

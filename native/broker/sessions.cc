@@ -238,10 +238,13 @@ void SessionTable::on_control(const wire::Uuid& id, uint32_t) {
   const ssize_t got = recv(session->control.get(), &byte, 1, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got > 0) {
+    // Connections of its making are not kept until it likes to close them. (Slots have to be.)
+    std::erase_if(session->slots, [](auto& entry) { return entry.second->fd_is_offered(); });
     return end(*session, wire::RefusalCode::kBadFrame,
                "the client sent something unknown on the control connection");
   }
   session->slots.clear();  // nobody is there any more who could use them
+  session->client_left = true;
   end(*session, wire::RefusalCode::kInternal, "the client closed the connection");
 }
 
@@ -288,7 +291,7 @@ void SessionTable::forget_if_over(const wire::Uuid& id) {
   SessionEnded* ended = event.mutable_session_ended();
   ended->set_session(bytes_of(session->id));
   ended->set_lease(bytes_of(session->lease));
-  ended->set_why(session->why);
+  ended->set_why(session->client_left && !session->fault.empty() ? session->fault : session->why);
   sessions_.erase(id);
   events_.add(std::move(event));
 }
@@ -369,7 +372,7 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
     workers_.put_back(*worker);
     return door_.refuse(guest, RefusalCode::kUnknownLease, "the session has ended");
   }
-  auto ring = ring_for(*guest, *session, device);
+  auto ring = ring_for(*guest, *session, device, lease->slices[device].account);
   const Fd client =
       ring == nullptr
           ? door_.welcome(guest, session->id, session->epoch, kInitialCredit, {})
@@ -408,16 +411,18 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
 }
 
 std::shared_ptr<Ring> SessionTable::ring_for(const Connection& guest, Session& session,
-                                             uint32_t device) {
+                                             uint32_t device,
+                                             const std::shared_ptr<SliceAccount>& account) {
   const auto& handshake = guest.handshake();
-  if (guest.peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
-    return workers_.make_ring(session.epoch);
-  }
-  if (guest.region() == nullptr || !handshake.accepts(wire::kAcceptsRegion)) return nullptr;
   session.slots.erase(device);  // a client that connects again is done with the one before
-  auto slot = workers_.take_slot(*guest.region(), session.epoch);
-  if (slot != nullptr) session.slots[device] = slot;
-  return slot;
+  std::shared_ptr<Ring> ring;
+  if (guest.peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
+    ring = workers_.make_ring(session.epoch, account);
+  } else if (guest.region() != nullptr && handshake.accepts(wire::kAcceptsRegion)) {
+    ring = workers_.take_slot(*guest.region(), session.epoch);
+  }
+  if (ring != nullptr) session.slots[device] = ring;
+  return ring;
 }
 
 void SessionTable::on_ring_declined(const Worker& worker) {
@@ -441,6 +446,7 @@ void SessionTable::on_worker_end(const Worker& worker, const WorkerExit& exit) {
   ended->set_why(printable(exit.why.c_str()));
   events_.add(std::move(event));
   if (Session* session = find(worker.owner.session)) {
+    if (exit.fault && session->fault.empty()) session->fault = printable(exit.why.c_str());
     std::erase(session->workers, worker.pid);
     std::erase_if(session->current, [&](auto& entry) { return entry.second == worker.pid; });
     forget_if_over(worker.owner.session);
@@ -455,7 +461,7 @@ std::vector<SessionTable::Use> SessionTable::uses(const wire::Uuid& lease) const
     if (session.lease != lease || session.ended) continue;
     for (const auto& [device, pid] : session.current) {
       uses.push_back({session.peer.pid, session.told_pid, device, by_pid_.at(pid)->charge.bytes,
-                      session.program});
+                      by_pid_.at(pid)->busy_permille, session.program});
     }
   }
   return uses;

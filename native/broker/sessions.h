@@ -30,7 +30,9 @@ struct Session {
   int64_t opened_unix_ns = 0;
   Fd control;
   bool ended = false;                 // waits for its last worker to be reaped
+  bool client_left = false;           // that is why, unless there was a fault
   std::string why;                    // it ended
+  std::string fault;                  // the first that one of its workers told
   std::vector<pid_t> workers;         // alive
   std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
   uint32_t pending = 0;               // data connections that wait for a worker
@@ -60,6 +62,7 @@ class SessionTable {
   struct Use {
     uint32_t pid, told_pid, device;
     uint64_t bytes;
+    uint32_t busy_permille;
     std::string program;
   };
   std::vector<Use> uses(const wire::Uuid& lease) const;
@@ -70,7 +73,8 @@ class SessionTable {
  private:
   void open_session(const Door::Guest& guest);
   void open_device(const Door::Guest& guest);
-  std::shared_ptr<Ring> ring_for(const Connection& guest, Session& session, uint32_t device);
+  std::shared_ptr<Ring> ring_for(const Connection& guest, Session& session, uint32_t device,
+                                 const std::shared_ptr<SliceAccount>& account);
   void start_device(const Door::Guest& guest, Worker* worker, const std::string& why);
   void on_control(const wire::Uuid& id, uint32_t events);
   void end(Session& session, wire::RefusalCode code, const std::string& why);

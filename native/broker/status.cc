@@ -14,6 +14,22 @@ constexpr size_t kMaxWaiting = 256;
 // Kernel and client count its processes differently: it is in a container, or on another machine.
 bool elsewhere(uint32_t pid, uint32_t told_pid) { return pid != 0 && pid != told_pid; }
 
+// What of a device's time the sessions of a lease had together; no sessions, none of it.
+void add_busy(const std::vector<SessionTable::Use>& uses, std::vector<wire::SliceStatus>* slices) {
+  for (uint32_t device = 0; device < slices->size(); device++) {
+    uint32_t sum = 0;
+    bool used = false, measured = false;
+    for (const SessionTable::Use& use : uses) {
+      if (use.device != device) continue;
+      used = true;
+      if (use.busy_permille == wire::kNotMeasured) continue;
+      measured = true;
+      sum += use.busy_permille;
+    }
+    (*slices)[device].busy_permille = used && !measured ? wire::kNotMeasured : std::min(sum, 1000u);
+  }
+}
+
 }  // namespace
 
 StatusDesk::StatusDesk(Door& door, LeaseTable& leases, DeviceTable& devices, SessionTable& sessions)
@@ -71,17 +87,19 @@ void StatusDesk::answer(const Door::Guest& guest) {
     wire::SliceStatus entry{};
     entry.memory_bytes = slice.account->limit();
     entry.used_bytes = slice.account->used();
-    entry.busy_permille = wire::kNotMeasured;
     status.slices.push_back(entry);
   }
   const bool asks_from_elsewhere = elsewhere(guest->peer().pid, guest->handshake().hello().pid);
-  for (const SessionTable::Use& use : sessions_.uses(id)) {
+  const std::vector<SessionTable::Use> uses = sessions_.uses(id);
+  add_busy(uses, &status.slices);
+  for (const SessionTable::Use& use : uses) {
     // To whom is elsewhere, pids of this host mean nothing, or another process.
     if (asks_from_elsewhere && !elsewhere(use.pid, use.told_pid)) continue;
     wire::ProcessStatus entry{};
     entry.pid = asks_from_elsewhere ? use.told_pid : use.pid;
     entry.device = use.device;
     entry.used_bytes = use.bytes;
+    entry.busy_permille = use.busy_permille;
     use.program.copy(entry.program, sizeof entry.program - 1);
     status.processes.push_back(entry);
   }

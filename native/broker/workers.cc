@@ -220,10 +220,10 @@ bool WorkerPool::has_spin_page() {
   return static_cast<bool>(spin_page_);
 }
 
-std::shared_ptr<Ring> WorkerPool::make_ring(uint32_t epoch) {
+std::shared_ptr<Ring> WorkerPool::make_ring(uint32_t epoch, std::shared_ptr<SliceAccount> account) {
   if (!settings_.rings() || !has_spin_page()) return nullptr;
   std::string why;
-  auto ring = make_memfd_ring(epoch, &why);
+  auto ring = make_memfd_ring(epoch, std::move(account), &why);
   if (ring == nullptr) log_limited("a session gets no ring: " + why);
   return ring;
 }
@@ -408,6 +408,7 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
   SliceAccount& account = *worker.owner.account;
   if (kind == Kind::kEnded) {
     worker.last_word = message.payload;
+    worker.complained = value != 0;
     worker.expected_end = worker.expected_end || value == 0;
   } else if (kind == Kind::kCarrier && worker.ring != nullptr) {
     worker.ring_taken = value == 1;
@@ -428,6 +429,8 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     if (account.borne.refund(worker.borne, value) != value) {
       return distrust(worker, "it gave back more than was borne for it");
     }
+  } else if (kind == Kind::kBusy) {
+    worker.busy_permille = static_cast<uint32_t>(std::min<uint64_t>(value, 1000));
   } else if (kind == Kind::kChargeHost || kind == Kind::kBear) {
     const bool granted = kind == Kind::kBear ? account.borne.charge(worker.borne, value)
                                              : account.host.charge(worker.host_charge, value);
@@ -517,9 +520,11 @@ void WorkerPool::on_exit(Worker& worker) {
   workers_.erase(found);
 
   WorkerExit exit;
-  exit.expected = worker.expected_end;
   (info.si_code == CLD_EXITED ? exit.status : exit.signal) = info.si_status;
   exit.why = describe(exit, worker.last_word);
+  const bool crashed = exit.signal != 0 && exit.signal != SIGTERM && exit.signal != SIGKILL;
+  exit.fault = worker.complained || crashed;
+  exit.expected = worker.expected_end && !crashed;
   if (worker.assigned) {
     worker.owner.account->close(worker.charge);
     worker.owner.account->host.close(worker.host_charge);

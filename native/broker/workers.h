@@ -47,9 +47,11 @@ struct Worker {
   bool assigned = false;  // a connection was handed over
   Owner owner;
   Charge charge, host_charge, borne;
-  std::shared_ptr<Ring> ring;  // that the client was offered, and has not declined
+  uint32_t busy_permille = wire::kNotMeasured;  // as it says
+  std::shared_ptr<Ring> ring;                   // that the client was offered, and has not declined
   bool ring_taken = false;
   bool expected_end = false;
+  bool complained = false;  // the last word is of a fault
   std::string last_word;
   std::function<void(Worker*, const std::string& why)> claim;  // who waits for it to be ready
   std::function<void(const wire::DeviceSnapshot*, const std::string& why)> on_snapshot;
@@ -59,8 +61,9 @@ struct Worker {
 // How a worker's process ended.
 struct WorkerExit {
   bool expected = false;
-  int status = 0;  // when it exited
-  int signal = 0;  // when a signal ended it
+  bool fault = false;  // the worker or its client did something wrong: `why` tells
+  int status = 0;      // when it exited
+  int signal = 0;      // when a signal ended it
   std::string why;
 };
 
@@ -88,7 +91,7 @@ class WorkerPool {
   bool assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
               int client_fd, std::shared_ptr<Ring> ring);
   // A ring for a local session, or in a virtual machine's region, if they are switched on.
-  std::shared_ptr<Ring> make_ring(uint32_t epoch);
+  std::shared_ptr<Ring> make_ring(uint32_t epoch, std::shared_ptr<SliceAccount> account);
   std::shared_ptr<Ring> take_slot(Region& region, uint32_t epoch);
 
   using Probed = std::function<void(const wire::DeviceSnapshot*, const std::string& why)>;

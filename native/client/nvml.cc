@@ -163,6 +163,21 @@ class SliceDevice final : public Device {
     return kSuccess;
   }
 
+  nvmlReturn_t process_utilization(std::vector<ProcessUse>* list) override {
+    const auto status = ask();
+    if (!status) return kGpuIsLost;
+    if (status->slices[index].busy_permille == wire::kNotMeasured) return kNotSupported;
+    std::map<unsigned, unsigned> by_pid;
+    for (const wire::ProcessStatus& process : status->processes) {
+      if (process.device != index || process.busy_permille == wire::kNotMeasured) continue;
+      by_pid[process.pid] += std::min(process.busy_permille, 1000u);
+    }
+    for (const auto& [pid, permille] : by_pid) {
+      list->push_back({pid, std::min(permille, 1000u) / 10});
+    }
+    return kSuccess;
+  }
+
  private:
   // A lease's slices do not change while it lives; another lease may be behind the file by now.
   std::optional<wire::Status> ask() const {

@@ -2,6 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <chrono>
+#include <vector>
+
 #include "nvml/library.h"
 
 using namespace gpupool::nvml;
@@ -141,6 +144,25 @@ GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetUtilizationRates(Handle d, Utilization* o
   GPUPOOL_NVML_TRY(check(d));
   if (!out) return kInvalidArgument;
   return d->utilization(out);
+}
+// How the processes do now; nobody keeps what was before. Those that did nothing have no sample.
+GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetProcessUtilization(Handle d, ProcessSample* out,
+                                                          unsigned* count,
+                                                          unsigned long long last_seen_us) {
+  GPUPOOL_NVML_TRY(check(d));
+  if (!count) return kInvalidArgument;
+  std::vector<ProcessUse> list;
+  GPUPOOL_NVML_TRY(d->process_utilization(&list));
+  std::erase_if(list, [](const ProcessUse& use) { return use.percent == 0; });
+  const auto room = *count;
+  *count = static_cast<unsigned>(list.size());
+  const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
+  const auto now = static_cast<unsigned long long>(
+      std::chrono::duration_cast<std::chrono::microseconds>(since_epoch).count());
+  if (list.empty() || now <= last_seen_us) return *count = 0, kNotFound;
+  if (!out || room < list.size()) return kInsufficientSize;
+  for (const ProcessUse& use : list) *out++ = {use.pid, now, use.percent, 0, 0, 0};
+  return kSuccess;
 }
 
 GPUPOOL_NVML nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(Handle d, unsigned* count,

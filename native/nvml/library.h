@@ -19,6 +19,11 @@ struct Process {
   uint64_t used_bytes;
 };
 
+struct ProcessUse {
+  unsigned pid;
+  unsigned percent;  // of the device's time
+};
+
 struct MemoryUse {
   uint64_t total_bytes, used_bytes;
 };
@@ -30,6 +35,7 @@ struct Device {
   virtual nvmlReturn_t memory(MemoryUse* use) = 0;
   virtual nvmlReturn_t processes(std::vector<Process>* list) = 0;
   virtual nvmlReturn_t utilization(Utilization* percent) = 0;
+  virtual nvmlReturn_t process_utilization(std::vector<ProcessUse>* list) = 0;
 
   unsigned index = 0;
   std::string name;

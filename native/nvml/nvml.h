@@ -31,6 +31,11 @@ struct MemoryV2 {
 struct Utilization {
   unsigned gpu, memory;
 };
+struct ProcessSample {
+  unsigned pid;
+  unsigned long long timestamp_us;
+  unsigned gpu, memory, encoder, decoder;
+};
 struct PciInfoV2 {
   char bus_id[16];
   unsigned domain, bus, device, pci_device_id, pci_subsystem_id, reserved[4];
@@ -63,7 +68,8 @@ struct FieldValue {
 };
 static_assert(sizeof(Memory) == 24 && sizeof(MemoryV2) == 40 && sizeof(PciInfoV2) == 52 &&
               sizeof(PciInfoV3) == 68 && sizeof(ProcessInfoV1) == 16 &&
-              sizeof(ProcessInfoV2) == 24 && sizeof(FieldValue) == 40);
+              sizeof(ProcessInfoV2) == 24 && sizeof(ProcessSample) == 32 &&
+              sizeof(FieldValue) == 40);
 
 // The version that a caller puts into a structure's first member.
 template <class Struct>

@@ -128,7 +128,7 @@ static_assert(sizeof(StatusBody) == 56);
 struct SliceStatus {
   uint64_t memory_bytes;
   uint64_t used_bytes;     // by all sessions of the lease
-  uint32_t busy_permille;  // device time of the last second; kNotMeasured
+  uint32_t busy_permille;  // of the device's time, in the last second or so; kNotMeasured
   uint32_t reserved;       // 0
 };
 static_assert(sizeof(SliceStatus) == 24);
@@ -141,8 +141,11 @@ struct ProcessStatus {
   uint32_t device;  // ordinal of the slice in the lease
   uint64_t used_bytes;
   char program[32];
+  uint32_t busy_permille;  // as that of the slice
+  uint32_t reserved;       // 0
 };
-static_assert(sizeof(ProcessStatus) == 48);
+static_assert(sizeof(ProcessStatus) == 56);
+constexpr uint32_t kFirstProcessStatusBytes = 48;  // without what was appended later
 
 enum class RefusalCode : uint32_t {
   kBadFrame = 1,      // not a frame, or one that is out of order

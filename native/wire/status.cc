@@ -56,7 +56,7 @@ std::optional<Status> parse_status(const uint8_t* body, size_t bytes) {
   const auto head = take<StatusBody>(body, sizeof(StatusBody));
   if (!plausible(head.body_bytes, sizeof(StatusBody)) ||
       !plausible(head.slice_bytes, sizeof(SliceStatus)) ||
-      !plausible(head.process_bytes, sizeof(ProcessStatus)) || head.slice_count > kMaxSlices ||
+      !plausible(head.process_bytes, kFirstProcessStatusBytes) || head.slice_count > kMaxSlices ||
       head.process_count > kMaxStatusProcesses ||
       bytes != head.body_bytes + uint64_t{head.slice_count} * head.slice_bytes +
                    uint64_t{head.process_count} * head.process_bytes) {
@@ -72,6 +72,7 @@ std::optional<Status> parse_status(const uint8_t* body, size_t bytes) {
   for (uint32_t i = 0; i < head.process_count; i++, at += head.process_bytes) {
     auto process = take<ProcessStatus>(at, head.process_bytes);
     process.program[sizeof process.program - 1] = '\0';
+    if (head.process_bytes < sizeof process) process.busy_permille = kNotMeasured;
     if (process.device >= head.slice_count) return std::nullopt;
     status.processes.push_back(process);
   }

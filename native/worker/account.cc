@@ -52,6 +52,11 @@ void ChannelAccount::refund_host(uint64_t bytes) {
   send_message(channel_, MessageKind::kRefundHost, bytes);
 }
 
+void ChannelAccount::tell_busy(uint32_t permille) {
+  std::lock_guard lock(mutex_);
+  send_message(channel_, MessageKind::kBusy, permille);
+}
+
 MemoryAccount::State ChannelAccount::query() {
   std::lock_guard lock(mutex_);
   bool granted = false;

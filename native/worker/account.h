@@ -20,6 +20,7 @@ class ChannelAccount : public MemoryAccount {
   void refund_borne(uint64_t bytes) override;
   bool charge_host(uint64_t bytes) override;
   void refund_host(uint64_t bytes) override;
+  void tell_busy(uint32_t permille) override;
 
   // Called with the slice's size whenever it has changed.
   std::function<void(uint64_t limit_bytes)> on_limit;

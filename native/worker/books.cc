@@ -34,8 +34,23 @@ void Books::open() {
   if (opened_) return;
   opened_ = true;
   if (usage_ == nullptr) return;
+  report_busy_locked();
   const uint64_t used = usage_->bytes().value_or(0);
   own_ = used - std::min(used, round_up(charged_, kGranule));
+}
+
+bool Books::report_busy() {
+  std::lock_guard guard(lock_);
+  return usage_ != nullptr && report_busy_locked();
+}
+
+bool Books::report_busy_locked() {
+  const std::optional<uint32_t> permille = usage_->busy_permille();
+  if (permille && permille != told_busy_) {
+    slice_.tell_busy(*permille);
+    told_busy_ = permille;
+  }
+  return permille.value_or(0) != 0;
 }
 
 bool Books::settle_locked(uint64_t* missing) {

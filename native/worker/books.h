@@ -30,6 +30,9 @@ class Books final : public MemoryAccount {
   // The same with what the slice bears of a driver's own; `why` says what is wrong.
   bool settle_or_end(std::string* why);
 
+  // Tells how busy the device is with this session. False: not at all, or nobody knows.
+  bool report_busy();
+
   // Before memory of the host is taken for something that the client sends. False: too much.
   bool charge_host(uint64_t bytes) override;
   void refund_host(uint64_t bytes) override;
@@ -37,6 +40,7 @@ class Books final : public MemoryAccount {
   bool settle_host(std::string* why);
 
  private:
+  bool report_busy_locked();
   bool settle_locked(uint64_t* missing);
   void give_back(uint64_t bytes);
   bool cover_host();
@@ -44,6 +48,7 @@ class Books final : public MemoryAccount {
   MemoryAccount& slice_;
   DeviceUsage* const usage_;
   std::mutex lock_;
+  std::optional<uint32_t> told_busy_;
   uint64_t charged_ = 0;  // by the session's own doing
   uint64_t beyond_ = 0;   // charged since the driver holds more
   uint64_t borne_ = 0;    // and what was not, for which the slice has no room

@@ -30,6 +30,7 @@ enum class MessageKind : uint32_t {
   kCarrier = 24,     // value: 1 the client has taken the ring that it was offered, 0 it has not
   kBear = 25,        // value: bytes that the driver took, for which the slice has no room; answered
   kRefundBorne = 26,  // value: bytes; not answered
+  kBusy = 27,         // value: thousandths of the device's time; not answered
 };
 
 // In front of every message; the payload or text follows.

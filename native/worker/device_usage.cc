@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "nvml/nvml.h"
@@ -38,7 +39,34 @@ class NvmlUsage final : public DeviceUsage {
     if (asked != kSuccess && asked != kInsufficientSize) {
       return *why = path + " does not tell the memory of processes", false;
     }
+    samples_ =
+        reinterpret_cast<decltype(samples_)>(dlsym(library, "nvmlDeviceGetProcessUtilization"));
     return true;
+  }
+
+  // Of some seconds at most; a process that did nothing has no sample.
+  std::optional<uint32_t> busy_permille() override {
+    if (samples_ == nullptr) return std::nullopt;
+    std::vector<nvml::ProcessSample> list(64);
+    for (int attempt = 0; attempt < 4; attempt++) {
+      auto count = static_cast<unsigned>(list.size());
+      const int error = samples_(device_, list.data(), &count, seen_us_);
+      if (error == kInsufficientSize) {
+        list.resize(count + 16);
+        continue;
+      }
+      if (error == nvml::kNotFound) return 0;
+      if (error != kSuccess) return samples_ = nullptr, std::nullopt;
+      const auto self = static_cast<unsigned>(getpid());
+      const nvml::ProcessSample* latest = nullptr;
+      for (unsigned i = 0; i < count && i < list.size(); i++) {
+        seen_us_ = std::max(seen_us_, list[i].timestamp_us);
+        if (list[i].pid != self) continue;
+        if (latest == nullptr || latest->timestamp_us < list[i].timestamp_us) latest = &list[i];
+      }
+      return latest == nullptr ? 0 : std::min(latest->gpu, 100u) * 10;
+    }
+    return std::nullopt;
   }
 
   std::optional<uint64_t> bytes() override {
@@ -63,6 +91,8 @@ class NvmlUsage final : public DeviceUsage {
 
  private:
   int (*processes_)(void*, unsigned*, nvml::ProcessInfoV2*) = nullptr;
+  int (*samples_)(void*, nvml::ProcessSample*, unsigned*, unsigned long long) = nullptr;
+  unsigned long long seen_us_ = 0;
   void* device_ = nullptr;
   std::vector<nvml::ProcessInfoV2> list_ = std::vector<nvml::ProcessInfoV2>(64);
 };

@@ -33,6 +33,8 @@ class MemoryAccount {
   // The same for memory of the host, of which the slice's sessions together have a share too.
   virtual bool charge_host(uint64_t /*bytes*/) { return true; }
   virtual void refund_host(uint64_t /*bytes*/) {}
+  // How busy the device is with this session, in thousandths of its time.
+  virtual void tell_busy(uint32_t /*permille*/) {}
 };
 
 // What this process holds of the session's device, as the driver itself tells.
@@ -40,6 +42,8 @@ class DeviceUsage {
  public:
   virtual ~DeviceUsage() = default;
   virtual std::optional<uint64_t> bytes() = 0;  // nullopt: it does not tell now
+  // The share of the device's time that this process had lately, in thousandths.
+  virtual std::optional<uint32_t> busy_permille() { return std::nullopt; }
 };
 
 // What the broker says when it hands a connection over.

@@ -33,6 +33,7 @@ bool SessionState::keep_books() {
 // The bookkeeper's look. While a command is executed it does not look: the driver may just have
 // taken what the command is about to compare, and to refuse. The frame's end does, then.
 bool SessionState::look_at_books() {
+  const bool busy = account_.report_busy();
   std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn.owns_lock()) return true;
   std::string why;
@@ -55,7 +56,7 @@ bool SessionState::look_at_books() {
     looked_at_frame_ = taken;
     return true;
   }
-  return work_outstanding();
+  return busy || work_outstanding();
 }
 
 // Of the bookkeeper's thread, with its turn: the session's own thread takes no command.

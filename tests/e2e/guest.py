@@ -50,6 +50,7 @@ def guest_programs() -> dict[str, Path]:
     return {
         "matmul": Path(MATMUL.command(compiler, "static13")[0]),
         **{name: compiler.driver(name) for name in ("loop", "memory", "nvml")},
+        "hostile": compiler.plain("hostile", "guest"),
     }
 
 
@@ -136,6 +137,14 @@ def sessions(host: Host, guest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Those under the guest's lease, as the host tells."""
     listed = host.pool.ctl_json("session", "list")
     return [session for session in listed if session["lease"] == guest["lease"]]
+
+
+def its_session(host: Host, guest: Mapping[str, Any]) -> dict[str, Any]:
+    """That of the one program that works under the guest's lease. gpupoold hears of it by itself,
+    perhaps later than the program got its first result."""
+    found = until(lambda: sessions(host, guest), "a session under the lease")
+    assert len(found) == 1, found
+    return found[0]
 
 
 class Loop:

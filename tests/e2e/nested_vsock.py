@@ -22,7 +22,15 @@ def step(text: str) -> None:
 
 
 def main() -> None:
-    from tests.e2e.guest import NO_PORT, Loop, computes, run, sessions, wait_status
+    from tests.e2e.guest import (
+        NO_PORT,
+        Loop,
+        computes,
+        its_session,
+        run,
+        sessions,
+        wait_status,
+    )
     from tests.e2e.host import Host, sized, until
     from tests.e2e.image import Image
     from tests.e2e.looks import guests
@@ -44,7 +52,7 @@ def main() -> None:
             assert '"carrier": "vsock"' in machine.sh("gpupool-guest status --json")
             computes(machine)
             loop = Loop(machine)
-            [session] = sessions(host, guest)
+            session = its_session(host, guest)
             assert (session["carrier"], session["pid"]) == ("vsock", loop.pid), session
 
             step("the service ends: so does the session; started again, it works")

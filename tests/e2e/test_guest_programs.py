@@ -13,6 +13,7 @@ from tests.e2e.guest import (
     NO_PORT,
     Loop,
     computes,
+    its_session,
     run,
     sessions,
     wait_status,
@@ -30,7 +31,7 @@ def test_an_unmodified_program_computes(host, name, guest_image, machine_type):
     assert sentence == f"GPU: slice {piece['name']}, 2048 MiB, 25 % of a GPU"
     computes(machine)
     loop = Loop(machine)
-    [session] = sessions(host, guest)
+    session = its_session(host, guest)
     assert session["carrier"] == "ivshmem"
     assert (session["pid"], session["program"]) == (loop.pid, "loop")
     assert whole(host, machine)["sessions"] == 1
@@ -58,7 +59,7 @@ def test_a_slice_comes_to_a_running_machine_and_goes(host, name, guest_image):
         assert wait_status(machine, 0) == "GPU: slice hot, 512 MiB, 10 % of a GPU"
         computes(machine)
         loop = Loop(machine)
-        [session] = sessions(host, guest)
+        session = its_session(host, guest)
         used = host.pool.ctl("guest", "detach", name)
         assert used.returncode == 5 and "has 1 running session" in used.stderr
         assert loop.runs()
@@ -77,7 +78,7 @@ def test_the_guest_boots_again_while_a_program_runs(host, name, guest_image):
     wait_status(machine, 0)
     for boot_again in (lambda: machine.send("reboot -f"), lambda: machine.domain.reset()):
         Loop(machine)
-        [session] = sessions(host, before)
+        session = its_session(host, before)
         boot_again()
         until(lambda: not sessions(host, before), "the session ends with the boot that it was of")
         [worker] = session["worker_pids"]
@@ -95,7 +96,7 @@ def test_qemu_is_killed_while_a_program_runs(host, name, guest_image):
     guest = whole(host, machine)
     wait_status(machine, 0)
     Loop(machine)
-    [session] = sessions(host, guest)
+    session = its_session(host, guest)
     os.kill(machine.pid, signal.SIGKILL)
     gone(host, name, guest["region"])
     assert sessions(host, guest) == []
@@ -116,7 +117,7 @@ def test_a_pause_and_restarts_of_the_daemons_disturb_no_program(host, name, gues
     guest = whole(host, machine)
     wait_status(machine, 0)
     loop = Loop(machine)
-    [session] = sessions(host, guest)
+    session = its_session(host, guest)
     machine.domain.suspend()
     host.pool.end_daemon(signal.SIGKILL)
     host.pool.start_daemon()
@@ -146,7 +147,7 @@ def test_what_carries_a_program_ends(host, name, guest_image):
     guest = whole(host, machine)
     wait_status(machine, 0)
     loop = Loop(machine)
-    [session] = sessions(host, guest)
+    session = its_session(host, guest)
     os.kill(session["worker_pids"][0], signal.SIGKILL)
     loop.fails()
     until(lambda: not sessions(host, guest), "the session's end")
@@ -191,7 +192,7 @@ def test_a_live_migration_while_a_program_runs(host, name, guest_image):
     before = whole(host, machine)
     wait_status(machine, 0)
     loop = Loop(machine)
-    [session] = sessions(host, before)
+    session = its_session(host, before)
     machine.close()
     with Host(guest_image) as other:
         flags = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PERSIST_DEST
@@ -206,7 +207,7 @@ def test_a_live_migration_while_a_program_runs(host, name, guest_image):
         wait_status(moved, 0)
         computes(moved)
         Loop(moved)
-        [session] = sessions(other, after)
+        session = its_session(other, after)
         assert session["carrier"] == "ivshmem"
         moved.close()
         moved.domain.destroy()

@@ -47,7 +47,6 @@ def heard() -> dict:
         assert not nv.nvmlDeviceIsMigDeviceHandle(handle)
         refused = {}
         for ask in (
-            nv.nvmlDeviceGetUtilizationRates,
             nv.nvmlDeviceGetFanSpeed,
             nv.nvmlDeviceGetPowerUsage,
             nv.nvmlDeviceGetSerial,
@@ -71,6 +70,7 @@ def heard() -> dict:
                     for process in nv.nvmlDeviceGetComputeRunningProcesses(handle)
                 ],
                 "graphics": len(nv.nvmlDeviceGetGraphicsRunningProcesses(handle)),
+                "busy": nv.nvmlDeviceGetUtilizationRates(handle).gpu,
                 "refused": refused,
             }
         )

@@ -318,6 +318,8 @@ def test_impossible_positions_are_told(host: Host, value: int) -> None:
             device.receive(1)
     assert host.broker.channel is not None
     assert "written" in host.broker.channel.event("worker_ended").why
+    # The client left when it had been told; what counts is why.
+    assert "written" in host.broker.channel.event("session_ended").why
 
 
 def test_frames_are_checked_as_on_a_socket(host: Host) -> None:

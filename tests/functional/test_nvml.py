@@ -17,6 +17,7 @@ import pytest
 
 from gpupoold import paths
 from tests.functional.pool import Pool, wait_for
+from tests.programs.toolchain import Compiler
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("nvml_program.py"))]
 MIB = 1 << 20
@@ -50,6 +51,7 @@ def test_the_slice_is_the_device(shared_pool: Pool, carrier: str) -> None:
     assert device["pci"].lower().endswith(shown["pci_address"].lower())
     assert device["total"] == 4096 * MIB
     assert (device["used"], device["processes"], device["graphics"]) == (0, [], 0)
+    assert device["busy"] == 0
     assert (device["name"], device["capability"]) == ("gpupool simulated GPU 80GiB", [8, 0])
     # What is not measured, or the card's alone, is not made up.
     assert set(device["refused"].values()) == {NOT_SUPPORTED}
@@ -247,6 +249,53 @@ def test_nvml_goes_on_in_a_forked_child(shared_pool: Pool) -> None:
     assert done.stdout.split() == ["4"] * 30, done.stderr
 
 
+BUSY = """
+import json, pynvml as nv
+nv.nvmlInit()
+h = nv.nvmlDeviceGetHandleByIndex(0)
+try:
+    samples = [[s.pid, s.smUtil] for s in nv.nvmlDeviceGetProcessUtilization(h, 0)]
+except nv.NVMLError_NotFound:
+    samples = []
+try:
+    nv.nvmlDeviceGetProcessUtilization(h, 1 << 62)  # nothing is newer than that
+    raise SystemExit("a sample of the future")
+except nv.NVMLError_NotFound:
+    pass
+print(json.dumps([nv.nvmlDeviceGetUtilizationRates(h).gpu, samples]))
+"""
+
+
+def busy(pool: Pool, slice_name: str) -> tuple[int, dict[int, int]]:
+    """The device's utilisation and that of the processes that had any, in percent."""
+    done = pool.run(slice_name, [sys.executable, "-c", BUSY])
+    assert done.returncode == 0, done.stderr
+    device, samples = json.loads(done.stdout)
+    return device, dict(samples)
+
+
+def test_utilisation_is_that_of_the_lease(shared_pool: Pool, compiler: Compiler) -> None:
+    shared_pool.slice("beside", compute=10, memory=512)
+    try:
+        assert busy(shared_pool, "main") == (0, {})
+        with shared_pool.started("main", [str(compiler.driver("loop"))]) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            [session] = shared_pool.sessions()
+            pid = session["pid"]
+            wait_for("utilisation", lambda: busy(shared_pool, "main")[1].get(pid, 0) > 0, 30)
+            device, samples = busy(shared_pool, "main")
+            assert 0 < device <= 100 and set(samples) == {pid}
+            # The card has no other work; the slice beside sees none of this.
+            assert busy(shared_pool, "beside") == (0, {})
+            done = shared_pool.run("main", [tool("gpustat"), "--json"])
+            [shown] = json.loads(done.stdout)["gpus"]
+            assert 0 < shown["utilization.gpu"] <= 100
+        wait_for("no utilisation", lambda: busy(shared_pool, "main") == (0, {}), 30)
+    finally:
+        shared_pool.ctl("slice", "delete", "--force", "beside", check=True)
+
+
 def test_gpustat_shows_the_slice(shared_pool: Pool) -> None:
     with shared_pool.started("main", [*PROGRAM, "100"]) as process:
         told = first_line(process)
@@ -257,7 +306,7 @@ def test_gpustat_shows_the_slice(shared_pool: Pool) -> None:
         assert (card["uuid"], card["memory.total"]) == (told["devices"][0]["uuid"], 4096)
         assert card["memory.used"] == told["devices"][0]["used"] // MIB
         assert [entry["pid"] for entry in card["processes"]] == [told["pid"]]
-        assert card["utilization.gpu"] is None  # not measured, so not shown
+        assert card["utilization.gpu"] == 0  # it waits
         assert shown["driver_version"] == "580.0.0"
 
 

@@ -103,6 +103,60 @@ def test_the_region_cannot_be_cut_off(lease: Lease, session: Connection) -> None
         assert device.ask(wire.CTX_SYNCHRONIZE, context=1).status == 0
 
 
+# ---- Its memory --------------------------------------------------------------------------------
+
+
+def blocks(file: int) -> int:
+    """Bytes that the host keeps for it."""
+    return os.fstat(file).st_blocks * 512
+
+
+def test_memory_goes_back_to_the_host_while_a_client_keeps_the_file(lease: Lease) -> None:
+    with Connection(lease).open() as session:
+        device = RingConnection(lease).open(session=session.session)
+        device.choose(TAKES_RING)
+        assert wire.create_context(device).status == 0
+        kept = os.dup(device.memory)
+        assert device.region is not None
+        for at in range(4096, len(device.region), 4096):
+            device.region[at] = 1
+        assert blocks(kept) >= len(device.region) - 4096
+        region = device.region
+        device.close()
+        # What the worker said last may still be read.
+        assert blocks(kept) > 0
+    wait_for("the memory is the host's again", lambda: blocks(kept) == 0)
+    assert region[4096] == 0  # and nothing faults
+    os.close(kept)
+
+
+def test_rings_count_as_the_hosts_memory_that_a_slice_may_have(simulated_driver) -> None:
+    options = {"broker": {"worker_host_memory": "64"}}
+    with Pool(driver_directory=simulated_driver, options=options) as pool:
+        pool.slice("main")
+        with pool.started("main", ["sh", "-c", "cat $GPUPOOL_LEASE_FILE; exec cat"]) as holder:
+            assert holder.stdout is not None
+            lease = Lease.parse(holder.stdout.readline())
+
+            def offered() -> tuple[Connection, RingConnection]:
+                session = Connection(lease).open()
+                device = RingConnection(lease).open(session=session.session)
+                device.choose(TAKES_RING if device.region is not None else TAKES_SOCKET)
+                return session, device
+
+            # 8.5 MiB each: seven fit. The others have their sockets.
+            sessions = [offered() for _ in range(8)]
+            assert [device.region is not None for _, device in sessions] == [True] * 7 + [False]
+            for connection in sessions[0]:
+                connection.close()
+            wait_for("sessions", lambda: len(pool.sessions()) == 7)
+            sessions.append(offered())
+            assert sessions[-1][1].region is not None
+            for pair in sessions[1:]:
+                for connection in pair:
+                    connection.close()
+
+
 # ---- Hostile clients ---------------------------------------------------------------------------
 
 FAR = 1 << 40

@@ -196,6 +196,15 @@ class Compiler:
             ],
         )
 
+    def plain(self, name: str, folder: str) -> Path:
+        """The executable of <folder>/<name>.c, which has nothing to do with CUDA."""
+        source = HERE / folder / f"{name}.c"
+        options = ["-std=gnu11", "-O1", "-Wall", "-static"]
+        return self._build(
+            f"{folder}-{name}-{self._key([source], options)}",
+            lambda out: ["gcc", *options, str(source), "-o", out],
+        )
+
     def ptx(self, name: str, folder: str = "driver") -> Path:
         """The PTX of <folder>/<name>.cu, which includes nothing, for compute capability 7.5."""
         source = HERE / folder / f"{name}.cu"

@@ -17,7 +17,7 @@
 namespace gpupool::simgpu {
 namespace {
 
-constexpr uint64_t kMagic = 0x0001445241435047;  // "GPCARD", layout 1
+constexpr uint64_t kMagic = 0x0002445241435047;  // "GPCARD", layout 2
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kWaiters = 512;
 constexpr uint64_t kTurn = 2'000'000;      // ns
@@ -44,6 +44,20 @@ void futex_wake_all(std::atomic<uint32_t>* word) {
 }  // namespace
 
 struct CardPage {
+  // Busy time of the last second and a half.
+  struct Busy {
+    struct Bucket {
+      std::atomic<uint64_t> number;  // time / kBucket
+      std::atomic<uint64_t> busy;
+    } buckets[kBuckets];
+
+    void add(uint64_t since, uint64_t end);  // of one bucket
+    uint32_t percent() const;                // of the last second
+    void clear() {
+      for (Bucket& bucket : buckets) bucket.number = bucket.busy = 0;
+    }
+  };
+
   uint64_t magic;
   pthread_mutex_t mutex;           // robust, shared between processes
   std::atomic<uint64_t> holder;    // (slot + 1) << 32 | context; 0: the card is free
@@ -61,12 +75,10 @@ struct CardPage {
     uint32_t uid;
     std::atomic<uint32_t> contexts;
     std::atomic<uint64_t> used;
+    Busy busy;
   } slots[kSlots];
   uint32_t slots_end;  // slots from here on were never taken
-  struct Bucket {
-    std::atomic<uint64_t> number;  // time / kBucket
-    std::atomic<uint64_t> busy;
-  } buckets[kBuckets];
+  Busy busy;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -113,7 +125,7 @@ bool create_file(const std::string& directory, const std::string& path) {
 
 std::unique_ptr<CardState> CardState::open(const std::string& directory, const std::string& uuid,
                                            uint64_t total_bytes, std::string* error) {
-  std::string path = directory + "/" + uuid + ".card-1";
+  std::string path = directory + "/" + uuid + ".card-2";
   auto fail = [&](const std::string& what) {
     *error = "The state of the simulated GPU, " + path + ", " + what + ": " + strerror(errno) + ".";
     return nullptr;
@@ -224,6 +236,7 @@ bool CardState::join() {
     if (fcntl(fd_, F_OFD_SETLK, &claim) != 0) continue;
     slot.used = 0;
     slot.contexts = 0;
+    slot.busy.clear();
     slot.pid = getpid();
     slot.uid = getuid();
     slot.taken = 1;
@@ -274,7 +287,8 @@ std::vector<CardProcess> CardState::processes() {
   for (uint32_t i = 0; i < page_->slots_end && i < kSlots; ++i) {
     const auto& slot = page_->slots[i];
     if (slot.taken.load() && slot.contexts.load()) {
-      list.push_back({slot.pid, slot.uid, slot.used.load(), slot.contexts.load()});
+      list.push_back(
+          {slot.pid, slot.uid, slot.used.load(), slot.contexts.load(), slot.busy.percent()});
     }
   }
   unlock();
@@ -380,20 +394,25 @@ bool CardState::turn_is_over() const {
 void CardState::note_busy() {
   uint64_t now = now_ns(), since = busy_since_.exchange(now);
   while (since < now) {
-    uint64_t number = since / kBucket;
-    uint64_t end = std::min(now, (number + 1) * kBucket);
-    auto& bucket = page_->buckets[number % kBuckets];
-    uint64_t old = bucket.number.load();
-    if (old != number && bucket.number.compare_exchange_strong(old, number)) bucket.busy = 0;
-    bucket.busy += end - since;
+    uint64_t end = std::min(now, (since / kBucket + 1) * kBucket);
+    page_->busy.add(since, end);
+    if (slot_ >= 0) page_->slots[slot_].busy.add(since, end);
     since = end;
     if (now - since > kBuckets * kBucket) since = now - kBuckets * kBucket;  // older is forgotten
   }
 }
 
-uint32_t CardState::utilization_percent() const {
+void CardPage::Busy::add(uint64_t since, uint64_t end) {
+  const uint64_t number = since / kBucket;
+  Bucket& bucket = buckets[number % kBuckets];
+  uint64_t old = bucket.number.load();
+  if (old != number && bucket.number.compare_exchange_strong(old, number)) bucket.busy = 0;
+  bucket.busy += end - since;
+}
+
+uint32_t CardPage::Busy::percent() const {
   uint64_t now = now_ns(), current = now / kBucket, busy = 0;
-  for (const auto& bucket : page_->buckets) {
+  for (const Bucket& bucket : buckets) {
     uint64_t number = bucket.number.load();
     if (number <= current && current - number <= 10) busy += bucket.busy.load();
   }
@@ -401,5 +420,7 @@ uint32_t CardState::utilization_percent() const {
   uint64_t window = 10 * kBucket + now % kBucket;
   return uint32_t(std::min<uint64_t>(100, busy * 100 / window));
 }
+
+uint32_t CardState::utilization_percent() const { return page_->busy.percent(); }
 
 }  // namespace gpupool::simgpu

@@ -19,6 +19,7 @@ struct CardProcess {
   uint32_t uid = 0;
   uint64_t used_bytes = 0;
   uint32_t contexts = 0;
+  uint32_t utilization_percent = 0;  // its share of the last second
 };
 
 class CardState {
@@ -46,7 +47,8 @@ class CardState {
   void release();
   // True when the holder's turn is over and another context waits.
   bool turn_is_over() const;
-  // Adds the time since the turn began (or since the last call) to the card's busy time.
+  // Adds the time since the turn began (or since the last call) to the busy time of the card and of
+  // this process.
   void note_busy();
   // Share of the last second in which the card was held, in percent.
   uint32_t utilization_percent() const;

@@ -26,6 +26,13 @@ nvmlReturn_t SimulatedDevice::utilization(Utilization* percent) {
   return kSuccess;
 }
 
+nvmlReturn_t SimulatedDevice::process_utilization(std::vector<ProcessUse>* list) {
+  for (const auto& process : card->processes()) {
+    list->push_back({unsigned(process.pid), process.utilization_percent});
+  }
+  return kSuccess;
+}
+
 nvmlReturn_t start(Library& library) {
   if (!library.devices.empty()) return kSuccess;
   auto result = simgpu::load_machine(simgpu::library_directory(reinterpret_cast<void*>(&start)));

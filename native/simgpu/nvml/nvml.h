@@ -13,6 +13,7 @@ struct SimulatedDevice final : Device {
   nvmlReturn_t memory(MemoryUse* use) override;
   nvmlReturn_t processes(std::vector<Process>* list) override;
   nvmlReturn_t utilization(Utilization* percent) override;
+  nvmlReturn_t process_utilization(std::vector<ProcessUse>* list) override;
 
   simgpu::GpuDescription gpu;
   std::unique_ptr<simgpu::CardState> card;
