@@ -10,8 +10,8 @@ Status a_status() {
   Status status;
   status.driver_version = "580.95.05";
   status.slices = {{4096, 100, kNotMeasured, 0}, {8192, 0, 250, 0}};
-  ProcessStatus process{77, 1, 4000, "train"};
-  status.processes = {process, {78, 0, 1, ""}};
+  ProcessStatus process{77, 1, 4000, "train", 125, 0};
+  status.processes = {process, {78, 0, 1, "", kNotMeasured, 0}};
   return status;
 }
 
@@ -46,6 +46,22 @@ TEST(Status, ComesBackAsItWas) {
   EXPECT_EQ(got->processes[0].device, 1u);
   EXPECT_EQ(got->processes[0].used_bytes, 4000u);
   EXPECT_STREQ(got->processes[0].program, "train");
+  EXPECT_EQ(got->processes[0].busy_permille, 125u);
+  EXPECT_EQ(got->processes[1].busy_permille, kNotMeasured);
+}
+
+// The first version's processes said nothing of their time.
+TEST(Status, OlderProcessesAreRead) {
+  const std::string body = body_of(a_status());
+  const size_t first = sizeof(StatusBody) + 2 * sizeof(SliceStatus);
+  std::string older = body.substr(0, first);
+  for (int i = 0; i < 2; i++) older += body.substr(first + i * sizeof(ProcessStatus), 48);
+  poke(older, 12, 48);
+  const auto got = parse(older);
+  ASSERT_TRUE(got);
+  EXPECT_EQ(got->processes[0].pid, 77u);
+  EXPECT_STREQ(got->processes[0].program, "train");
+  EXPECT_EQ(got->processes[0].busy_permille, kNotMeasured);
 }
 
 TEST(Status, FitsAFrameHoweverManyProcessesThereAre) {
@@ -105,7 +121,8 @@ TEST(Status, WhatIsWrongIsRefused) {
   EXPECT_FALSE(parse(no_such_slice));
   // A name that does not end is cut, not read on.
   std::string endless = body;
-  memset(&endless[endless.size() - 32], 'x', 32);
+  memset(&endless[endless.size() - sizeof(ProcessStatus) + offsetof(ProcessStatus, program)], 'x',
+         32);
   EXPECT_EQ(strlen(parse(endless)->processes[1].program), 31u);
 }
 
