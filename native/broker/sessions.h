@@ -48,6 +48,8 @@ class SessionTable {
   ~SessionTable();
 
   void set_default_limit(uint32_t sessions_per_lease) { default_limit_ = sessions_per_lease; }
+  // For how long a connection to another host may be interrupted.
+  void set_interruption(uint32_t ms) { interruption_ms_ = ms != 0 ? ms : kDefaultInterruptionMs; }
 
   void on_proven(const Door::Guest& guest);
   void on_device_change();  // some that waited for a snapshot can go on
@@ -73,6 +75,7 @@ class SessionTable {
  private:
   void open_session(const Door::Guest& guest);
   void open_device(const Door::Guest& guest);
+  worker::RelayPayload relay_payload(const RelaySpec& spec, const Session& session) const;
   std::shared_ptr<Ring> ring_for(const Connection& guest, Session& session, uint32_t device,
                                  const std::shared_ptr<SliceAccount>& account);
   void start_device(const Door::Guest& guest, Worker* worker, const std::string& why);
@@ -104,6 +107,7 @@ class SessionTable {
   WorkerPool& workers_;
   EventLog& events_;
   uint32_t default_limit_ = 256;
+  uint32_t interruption_ms_ = kDefaultInterruptionMs;
   size_t descriptors_ = 0;  // that the broker may have
   std::map<wire::Uuid, Session> sessions_;
   std::map<pid_t, Worker*> by_pid_;  // assigned workers
