@@ -149,7 +149,8 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
     }
     for (const Slice& slice : pushed.slices()) {
       SliceSpec spec;
-      if (!check_slice(slice, gpus, state.settings.has_relay(), &spec, why)) return *why = name + ": " + *why, std::nullopt;
+      if (!check_slice(slice, gpus, state.settings.has_relay(), &spec, why))
+        return *why = name + ": " + *why, std::nullopt;
       if (!slice_ids.insert(spec.id).second) {
         return *why = "slice " + wire::format_uuid(spec.id) + " is there twice", std::nullopt;
       }

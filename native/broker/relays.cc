@@ -71,7 +71,8 @@ void RelayTable::on_knock() {
     Knock& knock = knocks_.emplace_back();
     knock.fd = std::move(fd);
     knock.address = address;
-    loop_.watch(knock.fd.get(), EPOLLIN | EPOLLRDHUP, [this, &knock](uint32_t) { on_event(knock); });
+    loop_.watch(knock.fd.get(), EPOLLIN | EPOLLRDHUP,
+                [this, &knock](uint32_t) { on_event(knock); });
     knock.timer = loop_.after(kHalfOpenMs, [this, &knock] {
       knock.timer = 0;
       log_limited("a connection of " + knock.address + " to the relays' door said nothing in time");

@@ -532,7 +532,8 @@ SessionState SessionTable::state_of(const Session& session) const {
   state.set_carrier(session.peer.carrier);
   for (pid_t pid : session.workers) {
     const Worker& worker = *by_pid_.at(pid);
-    if (worker.ring_taken) state.set_carrier(worker.ring->carrier());
+    if (worker.ring_taken && session.peer.carrier != "relay")
+      state.set_carrier(worker.ring->carrier());
     WorkerState* entry = state.add_workers();
     entry->set_pid(static_cast<uint32_t>(pid));
     entry->set_slice(bytes_of(worker.owner.slice));

@@ -359,8 +359,8 @@ bool WorkerPool::spawn(Worker& worker, std::string* why) {
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  const int error = posix_spawn(&worker.pid, executable.c_str(), &actions, &attributes,
-                                argv.data(), envp.data());
+  const int error =
+      posix_spawn(&worker.pid, executable.c_str(), &actions, &attributes, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) return failed(executable.c_str(), error);

@@ -48,16 +48,15 @@ class FarRenewal final : public Renewal {
         return nullptr;
       }
       worker::Message message;
-      if (worker::receive_message(kChannelFd, &message, true) !=
-          worker::ReceiveStatus::kMessage) {
+      if (worker::receive_message(kChannelFd, &message, true) != worker::ReceiveStatus::kMessage) {
         *hopeless = true;
         return *why = "the broker has gone", nullptr;
       }
       take(message);
     }
     if (!later_) return nullptr;
-    auto connection =
-        tls_.connect(std::move(later_), {}, std::min(deadline_ns, Patience::now_ns() + kHalfOpenNs), why);
+    auto connection = tls_.connect(std::move(later_), {},
+                                   std::min(deadline_ns, Patience::now_ns() + kHalfOpenNs), why);
     if (connection != nullptr && connection->peer_names() != names_) {
       return *why = "another host than before has connected", nullptr;
     }
@@ -130,7 +129,8 @@ bool hand_through(Link& link, FarRenewal& renewal, Handshaken* done, std::string
     if (!carriers::read_all(link, header, sizeof *header, kAnswerMs * 1000ll)) return false;
     if (header->body_bytes > kMostHandshake || header->bulk_count != 0) return false;
     body->resize(header->body_bytes);
-    return body->empty() || carriers::read_all(link, body->data(), body->size(), kAnswerMs * 1000ll);
+    return body->empty() ||
+           carriers::read_all(link, body->data(), body->size(), kAnswerMs * 1000ll);
   };
   wire::FrameHeader header;
   std::string body;
@@ -174,7 +174,8 @@ std::string reason_of(int control) {
   wire::FrameHeader header;
   char text[2048];
   if (recv(control, &header, sizeof header, MSG_DONTWAIT) != sizeof header) return {};
-  const ssize_t got = recv(control, text, std::min<size_t>(sizeof text, header.body_bytes), MSG_DONTWAIT);
+  const ssize_t got =
+      recv(control, text, std::min<size_t>(sizeof text, header.body_bytes), MSG_DONTWAIT);
   wire::RefusedBody body;
   if (header.kind != static_cast<uint16_t>(wire::FrameKind::kRefused) ||
       got < static_cast<ssize_t>(sizeof body)) {

@@ -19,16 +19,16 @@ using carriers::Status;
 
 constexpr uint64_t kGreeting = 0x31304b4e494c5047;  // "GPLINK01"
 constexpr uint32_t kData = 1, kConfirm = 2, kGoodbye = 3;
-constexpr size_t kMostData = 64 * 1024;    // of one record
+constexpr size_t kMostData = 64 * 1024;  // of one record
 constexpr size_t kMostGoodbye = 1024;
-constexpr size_t kReserve = 64 * 1024;     // of the window, for records without data
-constexpr size_t kAhead = 64 * 1024;       // read at once where somebody takes it
-constexpr size_t kTlsRecord = 16 * 1024;   // as much as one read gives
+constexpr size_t kReserve = 64 * 1024;    // of the window, for records without data
+constexpr size_t kAhead = 64 * 1024;      // read at once where somebody takes it
+constexpr size_t kTlsRecord = 16 * 1024;  // as much as one read gives
 constexpr int64_t kMillisecond = 1'000'000, kSecond = 1'000'000'000;
 constexpr int64_t kRetryNs = 100 * kMillisecond;
 
 struct Record {
-  uint32_t bytes;      // that follow
+  uint32_t bytes;  // that follow
   uint32_t kind;
   uint64_t confirmed;  // of the other direction's stream
 };
@@ -50,8 +50,7 @@ Link::Link(Renewal& renewal, const LinkLimits& limits, carriers::SpinGate* gate)
 
 Link::~Link() = default;
 
-bool Link::begin(std::unique_ptr<TlsConnection> connection, int64_t deadline_ns,
-                 std::string* why) {
+bool Link::begin(std::unique_ptr<TlsConnection> connection, int64_t deadline_ns, std::string* why) {
   uint64_t received = 0;
   if (!exchange(*connection, deadline_ns, &received, why)) return false;
   if (received != 0) return *why = "the other relay is in the middle of something", false;
@@ -126,8 +125,8 @@ void Link::append_locked(uint32_t kind, const Part* parts, int count, size_t byt
 bool Link::flush_locked() {
   while (state_ == State::kUp && written_ < appended_) {
     const size_t at = static_cast<size_t>(written_) & (limits_.window - 1);
-    const size_t bytes = std::min({static_cast<size_t>(appended_ - written_), limits_.window - at,
-                                   kMostData});
+    const size_t bytes =
+        std::min({static_cast<size_t>(appended_ - written_), limits_.window - at, kMostData});
     size_t done = 0;
     switch (connection_->write(out_.get() + at, bytes, &done)) {
       case TlsConnection::Result::kOk:
@@ -223,7 +222,10 @@ size_t Link::fill(void* to, size_t bytes) {
 // Some of what is there, into the buffer. False: nothing is.
 bool Link::take_in() {
   const size_t capacity = limits_.window + kAhead;
-  if (in_begin_ == in_end_) in_begin_ = in_scanned_ = in_end_ = 0;
+  if (in_begin_ == in_end_) {
+    in_scanned_ -= in_end_;
+    in_begin_ = in_end_ = 0;
+  }
   if (capacity - in_end_ < kTlsRecord && in_begin_ > 0) {
     memmove(in_.get(), in_.get() + in_begin_, in_end_ - in_begin_);
     in_end_ -= in_begin_;
@@ -281,8 +283,7 @@ size_t Link::deliver(const Part* parts, int count) {
       record_left_ = record.bytes;
       continue;
     }
-    const size_t piece =
-        std::min({parts[i].bytes - offset, record_left_, in_end_ - in_begin_});
+    const size_t piece = std::min({parts[i].bytes - offset, record_left_, in_end_ - in_begin_});
     if (piece == 0) {
       if (in_begin_ == in_end_) break;
       i++, offset = 0;
@@ -377,6 +378,7 @@ Moved Link::read(const Part* parts, int count, bool may_wait) {
       if (got > 0) {
         record_left_ -= got;
         delivered_ += got;
+        in_scanned_ -= got;  // which lies so much behind the end
         confirm();
         return {Status::kOk, got};
       }
@@ -425,7 +427,8 @@ bool Link::exchange(TlsConnection& connection, int64_t deadline_ns, uint64_t* re
     size_t done = 0;
     const auto result =
         sent < sizeof own
-            ? connection.write(reinterpret_cast<const uint8_t*>(&own) + sent, sizeof own - sent, &done)
+            ? connection.write(reinterpret_cast<const uint8_t*>(&own) + sent, sizeof own - sent,
+                               &done)
             : connection.read(reinterpret_cast<uint8_t*>(&other) + got, sizeof other - got, &done);
     (sent < sizeof own ? sent : got) += done;
     if (result == TlsConnection::Result::kOk) continue;

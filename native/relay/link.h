@@ -103,6 +103,7 @@ class Link final : public carriers::Carrier {
 
   // Of the thread that reads.
   std::unique_ptr<uint8_t[]> in_;
+  // Records up to `in_scanned_` have been looked at, be their data there or still to come.
   size_t in_begin_ = 0, in_scanned_ = 0, in_end_ = 0;
   uint64_t received_ = 0;   // of the stream that comes in
   uint64_t delivered_ = 0;  // of it, what is done with

@@ -98,8 +98,9 @@ class NearRenewal final : public Renewal {
     if (answer != kGoOn) {
       *hopeless = answer == kUnknown;
       *why = answer == kUnknown ? "the relay on the other host has ended"
-                                : address_ + " has too many connections that have not proven "
-                                             "themselves";
+                                : address_ +
+                                      " has too many connections that have not proven "
+                                      "themselves";
       return nullptr;
     }
     auto connection = tls_.connect(std::move(fd), peer_, deadline, why);
@@ -129,8 +130,7 @@ class LinkStream final : public wire::HandshakeStream {
   Link& link_;
 };
 
-void refuse(carriers::Carrier& carrier, uint32_t epoch, uint64_t sequence,
-            const std::string& why) {
+void refuse(carriers::Carrier& carrier, uint32_t epoch, uint64_t sequence, const std::string& why) {
   const std::string frame =
       wire::refusal_frame(wire::RefusalCode::kNoWorker, why, epoch, sequence + 1);
   carriers::write_all(carrier, frame.data(), frame.size(), 1'000'000);

@@ -89,7 +89,8 @@ std::unique_ptr<TlsConnection> TlsContext::connect(Fd socket, const std::string&
     if (!reads && error != SSL_ERROR_WANT_WRITE) {
       const long verified = SSL_get_verify_result(ssl);
       *why = "TLS handshake: " + last_error();
-      if (verified != X509_V_OK) *why += std::string(": ") + X509_verify_cert_error_string(verified);
+      if (verified != X509_V_OK)
+        *why += std::string(": ") + X509_verify_cert_error_string(verified);
       return nullptr;
     }
     if (!wait_for(fd, reads ? POLLIN : POLLOUT, deadline_ns)) {
@@ -135,7 +136,8 @@ std::vector<std::string> TlsConnection::peer_names() const {
     const auto* data = reinterpret_cast<const char*>(ASN1_STRING_get0_data(text));
     std::string name(data, static_cast<size_t>(ASN1_STRING_length(text)));
     // A name with a NUL or a line's end in it is none.
-    const bool plain = std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
+    const bool plain =
+        std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
     if (plain && !name.empty()) names.push_back(std::move(name));
   };
   bool alternative = false;

@@ -20,9 +20,10 @@ enum class MessageKind : uint32_t {
                  // by RelayPayload
   kAccount = 2,  // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
   // Broker to the relay of a session from another host.
-  kFarAssign = 3,      // payload: FarPayload; with the other relay's connection, the page of spinners
-  kFarConnection = 4,  // answer to kFarOpen: with a connection to the broker; none: the text says why
-  kFarResume = 5,      // with a new connection of the other relay
+  kFarAssign = 3,  // payload: FarPayload; with the other relay's connection, the page of spinners
+  kFarConnection =
+      4,           // answer to kFarOpen: with a connection to the broker; none: the text says why
+  kFarResume = 5,  // with a new connection of the other relay
   // Worker to broker.
   kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why
   kSnapshot = 17,    // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
@@ -36,8 +37,8 @@ enum class MessageKind : uint32_t {
   kBear = 25,        // value: bytes that the driver took, for which the slice has no room; answered
   kRefundBorne = 26,  // value: bytes; not answered
   kBusy = 27,         // value: thousandths of the device's time; not answered
-  kFarPeer = 28,  // text: the names in the other relay's certificate, a line each
-  kFarOpen = 29,  // answered
+  kFarPeer = 28,      // text: the names in the other relay's certificate, a line each
+  kFarOpen = 29,      // answered
 };
 
 // In front of every message; the payload or text follows.
