@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpupoold.conf import Settings
 from gpupoold.errors import (
@@ -20,6 +21,7 @@ from gpupoold.errors import (
     Conflict,
     InvalidRequest,
     NoCapacity,
+    NoRoom,
     NotFound,
     NotPermitted,
     PoolError,
@@ -31,6 +33,7 @@ from gpupoold.leases.link import BrokerLink
 from gpupoold.leases.new import new_lease, new_run
 from gpupoold.leases.runs import Runs
 from gpupoold.model import (
+    BorrowedState,
     Caller,
     Event,
     Gpu,
@@ -38,6 +41,7 @@ from gpupoold.model import (
     Health,
     Lease,
     LeaseKind,
+    ProcessIdentity,
     Run,
     Session,
     Slice,
@@ -47,9 +51,16 @@ from gpupoold.slices import identity, planning
 from gpupoold.slices.planning import Request
 from gpupoold.store import Store
 
+if TYPE_CHECKING:
+    from gpupoold.hosts.borrowing import Borrowing
+
 LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
+
+
+def _temporary_name(caller: Caller) -> str:
+    return f"run-{caller.pid}-{uuid.uuid4().hex[:8]}"
 
 
 class Pool:
@@ -69,6 +80,8 @@ class Pool:
         self._listeners: list[Callable[[], None]] = []
         #: called when a slice was made or removed by request, before that is answered
         self.after_slices_change: list[Callable[[], None]] = []
+        #: slices of other hosts; None: this one has nothing to do with others
+        self.borrowing: Borrowing | None = None
         self._stopping = False
 
     # ---- life -----------------------------------------------------------------------------------
@@ -135,7 +148,7 @@ class Pool:
             for piece in slices:
                 if piece.id in leased:
                     continue
-                if piece.temporary:
+                if piece.temporary or piece.host:  # or it was asked for only
                     change.delete_slice(piece.id)
                 else:
                     LOG.warning("slice %s had no lease and gets a new one", piece.name)
@@ -211,7 +224,7 @@ class Pool:
         """The caller's slices."""
         self.broker.refresh()
         _, slices, leases, _ = self.store.snapshot()
-        health = {state.gpu.uuid: state.health for state in self.gpu_states()}
+        health = self._health()
         return [
             self._slice_view(piece, leases, health)
             for piece in slices
@@ -227,7 +240,7 @@ class Pool:
             lease,
             self.book.used_bytes(piece.virtual_uuid),
             self.book.count(lease.id) if lease else 0,
-            health.get(piece.gpu_uuid, Health.MISSING),
+            health.get(piece.id if piece.host else piece.gpu_uuid, Health.MISSING),
         )
 
     def slice(self, caller: Caller, name: str, *, refresh: bool = True) -> SliceView:
@@ -236,8 +249,14 @@ class Pool:
             self.broker.refresh()
         _, slices, leases, _ = self.store.snapshot()
         piece = self._find_slice(caller, slices, name)
-        health = {state.gpu.uuid: state.health for state in self.gpu_states()}
-        return self._slice_view(piece, leases, health)
+        return self._slice_view(piece, leases, self._health())
+
+    def _health(self) -> dict[str, Health]:
+        """By GPU; of another host's by slice."""
+        return {state.gpu.uuid: state.health for state in self.gpu_states()} | {
+            slice_id: Health.MISSING if entry.state == BorrowedState.LOST else Health.OK
+            for slice_id, entry in self.store.borrowed().items()
+        }
 
     @staticmethod
     def _find_slice(caller: Caller, slices: Sequence[Slice], name: str) -> Slice:
@@ -299,7 +318,8 @@ class Pool:
         for listener in self._listeners:
             listener()
 
-    def _slices_changed(self) -> None:
+    def slices_changed(self) -> None:
+        """Slices were made or removed: the broker and all others hear of it."""
         self.notify()
         self.broker.sync()
         for follower in self.after_slices_change:
@@ -334,8 +354,19 @@ class Pool:
 
     # ---- changes: slices ------------------------------------------------------------------------
 
-    def create_slice(self, caller: Caller, request: Request) -> SliceView:
-        """Makes a slice and leases it to the caller. Raises what planning and the store raise."""
+    def create_slice(self, caller: Caller, request: Request, host: str = "") -> SliceView:
+        """Makes a slice, here or on another host, and leases it to the caller.
+
+        Raises what planning and the store raise, and what the other host says.
+        """
+        if host and host != self.settings.host:
+            if self.borrowing is None:
+                raise NotFound(f"there is no host {host}: this one has no peers ([relay] peer)")
+            piece, _ = self.borrowing.borrow(
+                caller, request, host, LeaseKind.OWNER, temporary=False
+            )
+            self.slices_changed()
+            return self.slice(caller, piece.id)
         with self.lock:
             slices = self.store.slices()
             planning.check_request(request)
@@ -346,7 +377,7 @@ class Pool:
                 change.add_slice(piece)
                 change.add_lease(lease)
                 change.event("slice.created", piece.name, piece.summary(), owner_uid=caller.uid)
-        self._slices_changed()
+        self.slices_changed()
         return self.slice(caller, piece.id)
 
     def _check_count(self, caller: Caller, slices: Sequence[Slice]) -> None:
@@ -356,13 +387,22 @@ class Pool:
         if sum(piece.owner_uid == caller.uid for piece in slices) >= most:
             raise NoCapacity(f"a user may have at most {most} slices at once on this host")
 
+    def check_new(self, caller: Caller, request: Request, slices: Sequence[Slice]) -> None:
+        """Raises Conflict (the name is taken) or NoCapacity (the caller has the most it may)."""
+        self._check_count(caller, slices)
+        self._check_name(request, slices)
+
+    @staticmethod
+    def _check_name(request: Request, slices: Sequence[Slice]) -> None:
+        # Also checked by the store; here the sentence can be better.
+        if any(other.name == request.name for other in slices):
+            raise Conflict(f"there is already a slice named {request.name}")
+
     def plan(
         self, caller: Caller, request: Request, slices: Sequence[Slice], *, temporary: bool
     ) -> Slice:
         """The slice that a request leads to; the caller holds `lock`. Raises what planning does."""
-        for other in slices:  # also checked by the store; here the sentence can be better
-            if other.name == request.name:
-                raise Conflict(f"there is already a slice named {request.name}")
+        self._check_name(request, slices)
         plan = planning.plan_slice(
             request, self.gpu_states(), slices, self.settings.placement_policy
         )
@@ -392,6 +432,11 @@ class Pool:
             raise InvalidRequest("neither a new compute share nor a new memory size is given")
         with self.lock:
             piece = self._find_slice(caller, self.store.slices(), name)
+        if piece.host:
+            raise Conflict(
+                f"slice {piece.name} is of host {piece.host}, and such a slice keeps its size: "
+                "make another one"
+            )
         if memory and memory < piece.memory_mib and not self.broker.connected:
             raise BrokerUnavailable(
                 f"slice {piece.name} cannot shrink now: the broker, which knows what is in use, is "
@@ -453,6 +498,11 @@ class Pool:
                     f"slice {piece.name} is leased to a virtual machine; detach it first (`guest "
                     "list`), or use --force"
                 )
+            if not force and any(lease.kind == LeaseKind.PEER for lease in mine):
+                raise Conflict(
+                    f"slice {piece.name} is lent to another host (`lease list`); delete it there, "
+                    "or use --force"
+                )
             run_ids = [run.id for run in self.store.runs() if run.lease_id in lease_ids]
             with self.store.change() as change:
                 change.delete_slice(piece.id)
@@ -461,7 +511,7 @@ class Pool:
                 )
         for run_id in run_ids:
             self.runs.remove_file(run_id)
-        self._slices_changed()
+        self.slices_changed()
 
     # ---- changes: runs --------------------------------------------------------------------------
 
@@ -481,39 +531,23 @@ class Pool:
                 f"programs cannot start now: the broker is not connected: {self.broker.problem}"
             )
         process = self.runs.identify(caller.pid)
-        with self.lock:
-            _, slices, leases, runs = self.store.snapshot()
-            most = self.settings.max_runs_per_user
-            if not caller.is_admin and sum(run.uid == caller.uid for run in runs) >= most:
-                raise NoCapacity(f"a user may have at most {most} programs running at once here")
-            run_id = str(uuid.uuid4())
-            if request is not None:
-                self._check_count(caller, slices)
-                request = replace(request, name=f"run-{caller.pid}-{run_id[:8]}")
-                piece = self.plan(caller, request, slices, temporary=True)
-                lease = new_lease(LeaseKind.RUN, caller.uid, piece.id)
-            else:
-                piece = self._find_slice(caller, slices, slice_name)
-                lease = next(entry for entry in leases if piece.id in entry.slice_ids)
-                if lease.kind == LeaseKind.RUN:
-                    raise Conflict(f"slice {piece.name} belongs to one running program")
-                if lease.kind == LeaseKind.VM:
-                    raise Conflict(f"slice {piece.name} is leased to a virtual machine")
-            self.check_usable(piece)
-            run = new_run(run_id, lease, caller, process, command, self.runs.file_of(run_id))
-            with self.store.change() as change:
-                if request is not None:
-                    change.add_slice(piece)
-                    change.add_lease(lease)
-                change.add_run(run)
-                change.event(
-                    "run.started",
-                    piece.name,
-                    f"process {caller.pid} runs {command}",
-                    owner_uid=caller.uid,
-                    pid=caller.pid,
-                    temporary=piece.temporary,
+        borrowed = None
+        try:
+            run, lease, piece = self._add_run(caller, slice_name, request, command, process)
+        except NoRoom as error:
+            if request is None or request.gpu or self.borrowing is None:
+                raise
+            request = replace(request, name=_temporary_name(caller))
+            borrowed = self.borrowing.borrow_anywhere(caller, request, error)
+            try:
+                run, lease, piece = self._add_run(
+                    caller, borrowed[0].id, None, command, process, borrowed[1]
                 )
+            except PoolError:
+                with self.lock, self.store.change() as change:
+                    change.delete_slice(borrowed[0].id)
+                self.slices_changed()
+                raise
         self.notify()
         try:
             if not self.runs.resume(run, lease):
@@ -531,8 +565,63 @@ class Pool:
             raise
         return run, piece
 
+    def _add_run(
+        self,
+        caller: Caller,
+        slice_name: str,
+        request: Request | None,
+        command: str,
+        process: ProcessIdentity,
+        own: Lease | None = None,
+    ) -> tuple[Run, Lease, Slice]:
+        """Stores a run, with `request` its temporary slice; own: the slice is this run's alone."""
+        with self.lock:
+            _, slices, leases, runs = self.store.snapshot()
+            most = self.settings.max_runs_per_user
+            if not caller.is_admin and sum(run.uid == caller.uid for run in runs) >= most:
+                raise NoCapacity(f"a user may have at most {most} programs running at once here")
+            run_id = str(uuid.uuid4())
+            if request is not None:
+                self._check_count(caller, slices)
+                request = replace(request, name=_temporary_name(caller))
+                piece = self.plan(caller, request, slices, temporary=True)
+                lease = new_lease(LeaseKind.RUN, caller.uid, piece.id)
+            else:
+                piece = self._find_slice(caller, slices, slice_name)
+                lease = next(entry for entry in leases if piece.id in entry.slice_ids)
+                if lease.kind == LeaseKind.RUN and (own is None or own.id != lease.id):
+                    raise Conflict(f"slice {piece.name} belongs to one running program")
+                if lease.kind == LeaseKind.VM:
+                    raise Conflict(f"slice {piece.name} is leased to a virtual machine")
+                if lease.kind == LeaseKind.PEER:
+                    raise Conflict(f"slice {piece.name} is lent to another host")
+            self.check_usable(piece)
+            run = new_run(run_id, lease, caller, process, command, self.runs.file_of(run_id))
+            with self.store.change() as change:
+                if request is not None:
+                    change.add_slice(piece)
+                    change.add_lease(lease)
+                change.add_run(run)
+                change.event(
+                    "run.started",
+                    piece.name,
+                    f"process {caller.pid} runs {command}",
+                    owner_uid=caller.uid,
+                    pid=caller.pid,
+                    temporary=piece.temporary,
+                )
+        return run, lease, piece
+
     def check_usable(self, piece: Slice) -> None:
         """Raises Conflict where no program could use the slice."""
+        if piece.host:
+            entry = self.store.borrowed().get(piece.id)
+            if entry is None or entry.state != BorrowedState.HELD:
+                raise Conflict(
+                    f"slice {piece.name} cannot be used: host {piece.host} does not know of it any "
+                    "more; delete it"
+                )
+            return
         for state in self.gpu_states():
             if state.gpu.uuid != piece.gpu_uuid:
                 continue

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from gpupoold.api import gpupool_pb2 as pb
 from gpupoold.guests.manager import GuestView
+from gpupoold.hosts.peer_pb2 import Card
 from gpupoold.leases.sessions import SessionBook
-from gpupoold.model import Event, Lease, Run, Session
+from gpupoold.model import Event, Lease, Lent, Run, Session, printable
 from gpupoold.overview import GpuView, SliceView
 
 
@@ -28,8 +29,8 @@ def mib(size: int) -> int:
     return -(-size // (1 << 20))
 
 
-def gpu(view: GpuView) -> pb.Gpu:
-    """One card."""
+def gpu(view: GpuView, host: str) -> pb.Gpu:
+    """One card of this host."""
     state, room = view.state, view.room
     return pb.Gpu(
         uuid=state.gpu.uuid,
@@ -50,11 +51,36 @@ def gpu(view: GpuView) -> pb.Gpu:
         slices=view.slices,
         sessions=view.sessions,
         cpu_affinity=state.gpu.cpu_affinity,
+        host=host,
     )
 
 
-def piece(view: SliceView) -> pb.Slice:
-    """One slice. Its compute share is recorded; nothing enforces it yet."""
+def card(entry: Card, host: str) -> pb.Gpu:
+    """One card of another host, as that tells."""
+    return pb.Gpu(
+        uuid=entry.uuid,
+        name=entry.name,
+        memory_mib=entry.memory_mib,
+        memory_reserved_mib=entry.memory_reserved_mib,
+        memory_allocated_mib=entry.memory_allocated_mib,
+        memory_free_mib=entry.memory_free_mib,
+        compute_allocated_percent=100 - min(entry.compute_free_percent, 100),
+        compute_capability=entry.compute_capability,
+        mode=entry.mode,
+        health=entry.health,
+        health_reason=printable(entry.health_reason),
+        drained=entry.drained,
+        pci_address=entry.pci_address,
+        numa_node=entry.numa_node,
+        index=entry.index,
+        slices=entry.slices,
+        sessions=entry.sessions,
+        host=host,
+    )
+
+
+def piece(view: SliceView, host: str) -> pb.Slice:
+    """One slice; host: this one's name. Its compute share is recorded; nothing enforces it yet."""
     part = view.piece
     return pb.Slice(
         id=part.id,
@@ -76,6 +102,7 @@ def piece(view: SliceView) -> pb.Slice:
         created_at=part.created_at,
         lease=view.lease.id if view.lease else "",
         gpu_health=view.gpu_health.value,
+        host=part.host or host,
     )
 
 
@@ -85,6 +112,7 @@ def lease(
     book: SessionBook,
     runs: Mapping[str, Run],
     domain: str = "",
+    lent: Lent | None = None,
 ) -> pb.Lease:
     """One lease; never its key."""
     run = runs.get(entry.id)
@@ -98,6 +126,8 @@ def lease(
         pid=run.process.pid if run else 0,
         created_at=entry.created_at,
         domain=domain,
+        peer=lent.peer if lent else "",
+        consumer=lent.consumer if lent else "",
     )
 
 

@@ -82,6 +82,7 @@ class Settings:
     certificate_file: str  # empty: nothing to do with other hosts
     key_file: str
     ca_file: str
+    peer_listen: str  # empty: other hosts do not reach this gpupoold
     relay_listen: str  # empty: lends no GPU
     peers: tuple[PeerSettings, ...]
     interruption: int  # seconds
@@ -315,15 +316,6 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
     driver = conf.gpus.driver_directory or ""
     if driver and not os.path.isabs(driver):
         raise _wrong(conf, "gpus", "driver_directory", driver, "must be an absolute path")
-    if conf.api.tcp_listen:
-        raise _wrong(
-            conf,
-            "api",
-            "tcp_listen",
-            conf.api.tcp_listen,
-            "the interface over TCP is not in this release; remove the option and use the unix "
-            f"socket {os.path.join(run_dir, 'gpupoold.sock')}",
-        )
     tcp = conf.broker.tcp_listen or ""
     if tcp:
         _check_loopback(conf, tcp)
@@ -395,11 +387,27 @@ def _relay(conf: cfg.ConfigOpts) -> dict[str, Any]:
             raise _wrong(
                 conf, "relay", name, "", "certificate_file, key_file and ca_file belong together"
             )
+    peer_listen = conf.api.tcp_listen or ""
+    if peer_listen and not any(files.values()):
+        raise _wrong(
+            conf,
+            "api",
+            "tcp_listen",
+            peer_listen,
+            "needs [relay] certificate_file, key_file and ca_file: nothing is served over TCP "
+            "without TLS",
+        )
+    if peer_listen:
+        _check_address(conf, "api", "tcp_listen", peer_listen)
     listen = conf.relay.listen or ""
     if listen and not any(files.values()):
         raise _wrong(conf, "relay", "listen", listen, "needs certificate_file, key_file, ca_file")
     if listen:
-        _check_address(conf, "listen", listen)
+        _check_address(conf, "relay", "listen", listen)
+        try:
+            ipaddress.ip_address(listen.rpartition(":")[0].strip("[]"))
+        except ValueError:
+            raise _wrong(conf, "relay", "listen", listen, "must begin with a number") from None
     peers = tuple(_peer(conf, line) for line in conf.relay.peer)
     names = [peer.name for peer in peers]
     for name in names:
@@ -411,16 +419,17 @@ def _relay(conf: cfg.ConfigOpts) -> dict[str, Any]:
         )
     return {
         **files,
+        "peer_listen": peer_listen,
         "relay_listen": listen,
         "peers": peers,
         "interruption": conf.relay.interruption,
     }
 
 
-def _check_address(conf: cfg.ConfigOpts, option: str, value: str) -> None:
+def _check_address(conf: cfg.ConfigOpts, group: str, option: str, value: str) -> None:
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):(\d{1,5})", value)
     if not match or int(match.group(2)) > 65535:
-        raise _wrong(conf, "relay", option, value, "must be ADDRESS:PORT or [ADDRESS]:PORT")
+        raise _wrong(conf, group, option, value, "must be ADDRESS:PORT or [ADDRESS]:PORT")
 
 
 def _peer(conf: cfg.ConfigOpts, line: str) -> PeerSettings:
@@ -433,7 +442,7 @@ def _peer(conf: cfg.ConfigOpts, line: str) -> PeerSettings:
         limits[name] = int(value)
     if len(words) < 2:
         raise _wrong(conf, "relay", "peer", line, "must be NAME ADDRESS:PORT [slices=N] …")
-    _check_address(conf, "peer", words[1])
+    _check_address(conf, "relay", "peer", words[1])
     return PeerSettings(words[0], words[1], limits["slices"], limits["compute"], limits["memory"])
 
 
