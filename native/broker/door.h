@@ -25,6 +25,8 @@ struct Peer {
   uint32_t pid = 0;            // unix: from the kernel
   std::string address;         // tcp: the other side's, without its port; relay: its host's name
   std::vector<std::string> hosts = {};  // relay: all names in its certificate
+  // relay: told what its session has of the device, and how busy it keeps that.
+  std::function<void(uint64_t bytes, uint32_t busy_permille)> on_usage = {};
 };
 
 // A socket or a port that stands for one lease: whoever is let in needs no key, and names no lease.

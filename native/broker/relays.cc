@@ -184,6 +184,13 @@ void RelayTable::on_end(const Far& far) {
   fars_.erase(found);
 }
 
+std::weak_ptr<RelayTable::Far> RelayTable::weak_from(const Far& far) const {
+  for (const auto& entry : fars_) {
+    if (entry.get() == &far) return entry;
+  }
+  return {};
+}
+
 void RelayTable::on_message(Far& far, worker::Message& message) {
   using Kind = worker::MessageKind;
   const auto kind = static_cast<Kind>(message.header.kind);
@@ -209,6 +216,12 @@ void RelayTable::on_message(Far& far, worker::Message& message) {
   peer.carrier = "relay";
   peer.address = "host " + far.hosts.front();
   peer.hosts = far.hosts;
+  peer.on_usage = [weak = weak_from(far)](uint64_t bytes, uint32_t busy_permille) {
+    const auto far = weak.lock();
+    if (far == nullptr || far->worker == nullptr || !far->worker->channel) return;
+    worker::send_message(far->worker->channel.get(), worker::MessageKind::kFarUsage, bytes, {}, {},
+                         0, busy_permille, false);
+  };
   door_.admit(std::move(own), std::move(peer), nullptr);
 }
 

@@ -51,6 +51,7 @@ class RelayTable {
               const std::shared_ptr<Fd>& fd);
   void on_message(Far& far, worker::Message& message);
   void on_end(const Far& far);
+  std::weak_ptr<Far> weak_from(const Far& far) const;
 
   EventLoop& loop_;
   Door& door_;

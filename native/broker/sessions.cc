@@ -503,10 +503,27 @@ void SessionTable::on_worker_usage(const Worker& worker) {
   });
 }
 
+// Of sessions that come from other hosts: their own brokers tell what a slice has in use.
+void SessionTable::tell_relays(const wire::Uuid& slice) {
+  for (auto& [id, session] : sessions_) {
+    if (!session.peer.on_usage) continue;
+    for (const auto& [device, pid] : session.current) {
+      const Worker& worker = *by_pid_.at(pid);
+      const std::pair<uint64_t, uint32_t> now(
+          worker.charge.bytes,
+          worker.busy_permille == wire::kNotMeasured ? 0 : worker.busy_permille);
+      if (worker.owner.slice != slice || now == session.told_usage) continue;
+      session.told_usage = now;
+      session.peer.on_usage(now.first, now.second);
+    }
+  }
+}
+
 void SessionTable::report_usage(const wire::Uuid& slice) {
   auto found = usage_.find(slice);
   if (found == usage_.end()) return;
   Usage& usage = found->second;
+  tell_relays(slice);
   const uint64_t used = usage.account->used();
   if (used != usage.reported) {
     usage.reported = used;

@@ -29,14 +29,15 @@ struct Session {
   std::string program;
   int64_t opened_unix_ns = 0;
   Fd control;
-  bool ended = false;                 // waits for its last worker to be reaped
-  bool client_left = false;           // that is why, unless there was a fault
-  std::string why;                    // it ended
-  std::string fault;                  // the first that one of its workers told
-  std::vector<pid_t> workers;         // alive
-  std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
-  uint32_t pending = 0;               // data connections that wait for a worker
-  std::optional<uint32_t> user;       // whose lease it is of
+  bool ended = false;                        // waits for its last worker to be reaped
+  bool client_left = false;                  // that is why, unless there was a fault
+  std::string why;                           // it ended
+  std::string fault;                         // the first that one of its workers told
+  std::vector<pid_t> workers;                // alive
+  std::map<uint32_t, pid_t> current;         // by ordinal: the worker that a client talks to
+  uint32_t pending = 0;                      // data connections that wait for a worker
+  std::optional<uint32_t> user;              // whose lease it is of
+  std::pair<uint64_t, uint32_t> told_usage;  // bytes, busy: to the relay that it comes by
   // By ordinal: what the client's process may have mapped, as long as it lives.
   std::map<uint32_t, std::shared_ptr<Ring>> slots;
 };
@@ -98,6 +99,7 @@ class SessionTable {
   bool may_hold(const Holder& holder, size_t more, std::string* why) const;
   Session* find(const wire::Uuid& id);
   SessionState state_of(const Session& session) const;
+  void tell_relays(const wire::Uuid& slice);
   void report_usage(const wire::Uuid& slice);
 
   EventLoop& loop_;

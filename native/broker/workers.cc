@@ -452,7 +452,13 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
   }
   if (worker.far != nullptr) return worker.far->on_message(message);
   SliceAccount& account = *worker.owner.account;
-  if (kind == Kind::kCarrier && worker.ring != nullptr) {
+  if (kind == Kind::kUsage && worker.gpu == kNearRelay) {
+    // The other host enforces it; this one tells.
+    account.close(worker.charge);
+    account.charge(worker.charge, std::min(value, account.limit() - account.used()));
+    worker.busy_permille = static_cast<uint32_t>(std::min<uint64_t>(message.header.used, 1000));
+    callbacks_.on_usage(worker);
+  } else if (kind == Kind::kCarrier && worker.ring != nullptr) {
     worker.ring_taken = value == 1;
     if (!worker.ring_taken) {
       callbacks_.on_declined(worker);
@@ -473,6 +479,7 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     }
   } else if (kind == Kind::kBusy) {
     worker.busy_permille = static_cast<uint32_t>(std::min<uint64_t>(value, 1000));
+    callbacks_.on_usage(worker);
   } else if (kind == Kind::kChargeHost || kind == Kind::kBear) {
     const bool granted = kind == Kind::kBear ? account.borne.charge(worker.borne, value)
                                              : account.host.charge(worker.host_charge, value);

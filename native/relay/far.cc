@@ -43,17 +43,11 @@ class FarRenewal final : public Renewal {
                                        std::string* why) override {
     pollfd entry{kChannelFd, POLLIN, 0};
     const int64_t left = (deadline_ns - Patience::now_ns()) / 1'000'000;
-    if (!later_) {
-      if (left <= 0 || poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 500))) <= 0) {
-        return nullptr;
-      }
-      worker::Message message;
-      if (worker::receive_message(kChannelFd, &message, true) != worker::ReceiveStatus::kMessage) {
-        *hopeless = true;
-        return *why = "the broker has gone", nullptr;
-      }
-      take(message);
+    if (!later_ && left > 0 &&
+        poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 500))) > 0) {
+      take_news();
     }
+    if (gone_) return *hopeless = true, *why = "the broker has gone", nullptr;
     if (!later_) return nullptr;
     auto connection = tls_.connect(std::move(later_), {},
                                    std::min(deadline_ns, Patience::now_ns() + kHalfOpenNs), why);
@@ -62,18 +56,42 @@ class FarRenewal final : public Renewal {
     }
     return connection;
   }
-  int news() const override { return kChannelFd; }
-
-  // A message that may be a new connection.
-  void take(worker::Message& message) {
-    for (int fd : message.fds) later_.reset(fd);
-    message.fds.clear();
+  int news() const override { return gone_ ? -1 : kChannelFd; }
+  bool take_news() override {
+    worker::Message message;
+    switch (worker::receive_message(kChannelFd, &message, false)) {
+      case worker::ReceiveStatus::kNothing:
+        return false;
+      case worker::ReceiveStatus::kClosed:
+        gone_ = true;
+        return false;
+      case worker::ReceiveStatus::kMessage:
+        return take(message);
+    }
+    return false;
   }
+
+  // A message that is no answer.
+  bool take(worker::Message& message) {
+    if (message.header.kind == static_cast<uint32_t>(MessageKind::kFarUsage) && link != nullptr) {
+      link->tell_usage(message.header.value, static_cast<uint32_t>(message.header.used));
+    }
+    bool connection = false;
+    for (int fd : message.fds) {
+      later_.reset(fd);
+      connection = true;
+    }
+    message.fds.clear();
+    return connection;
+  }
+
+  Link* link = nullptr;  // that is told of usage
 
  private:
   const TlsContext& tls_;
   std::vector<std::string> names_;
   Fd later_;
+  bool gone_ = false;
 };
 
 bool send_bytes(int fd, const void* data, size_t bytes) {
@@ -141,7 +159,7 @@ bool hand_through(Link& link, FarRenewal& renewal, Handshaken* done, std::string
     if (worker::receive_message(kChannelFd, &message, true) != worker::ReceiveStatus::kMessage) {
       return *why = "the broker has gone", false;
     }
-    if (message.header.kind == static_cast<uint32_t>(MessageKind::kFarResume)) {
+    if (message.header.kind != static_cast<uint32_t>(MessageKind::kFarConnection)) {
       renewal.take(message);
       continue;
     }
@@ -223,6 +241,7 @@ Outcome serve_far(const TlsContext& tls, worker::Message& message) {
   LinkLimits limits;
   limits.interruption_ns = assigned.interruption_ms * int64_t{1'000'000};
   Link link(renewal, limits, gate);
+  renewal.link = &link;
   Handshaken control, device;
   if (!link.begin(std::move(connection), deadline, &why) ||
       !hand_through(link, renewal, &control, &why) || !hand_through(link, renewal, &device, &why)) {

@@ -18,7 +18,7 @@ using carriers::Patience;
 using carriers::Status;
 
 constexpr uint64_t kGreeting = 0x31304b4e494c5047;  // "GPLINK01"
-constexpr uint32_t kData = 1, kConfirm = 2, kGoodbye = 3;
+constexpr uint32_t kData = 1, kConfirm = 2, kGoodbye = 3, kUsage = 4;
 constexpr size_t kMostData = 64 * 1024;  // of one record
 constexpr size_t kMostGoodbye = 1024;
 constexpr size_t kReserve = 64 * 1024;    // of the window, for records without data
@@ -33,6 +33,12 @@ struct Record {
   uint64_t confirmed;  // of the other direction's stream
 };
 static_assert(sizeof(Record) == 16);
+
+struct Usage {
+  uint64_t bytes;
+  uint32_t busy_permille;
+  uint32_t reserved;  // 0
+};
 
 struct Greeting {
   uint64_t magic;
@@ -248,6 +254,7 @@ bool Link::scan() {
     memcpy(&record, in_.get() + in_scanned_, sizeof record);
     const bool known = (record.kind == kData && record.bytes > 0 && record.bytes <= kMostData) ||
                        (record.kind == kConfirm && record.bytes == 0) ||
+                       (record.kind == kUsage && record.bytes == sizeof(Usage)) ||
                        (record.kind == kGoodbye && record.bytes <= kMostGoodbye);
     if (!known) return close("the other relay sent something unknown"), false;
     confirmed = std::max(confirmed, record.confirmed);
@@ -277,6 +284,15 @@ size_t Link::deliver(const Part* parts, int count) {
         const auto* text = reinterpret_cast<const char*>(in_.get() + in_begin_ + sizeof record);
         close(std::string(text, record.bytes), true);
         break;
+      }
+      if (record.kind == kUsage) {
+        if (in_end_ - in_begin_ < sizeof record + record.bytes) break;
+        Usage usage;
+        memcpy(&usage, in_.get() + in_begin_ + sizeof record, sizeof usage);
+        in_begin_ += sizeof record + sizeof usage;
+        delivered_ += sizeof record + sizeof usage;
+        if (on_usage) on_usage(usage.bytes, usage.busy_permille);
+        continue;
       }
       in_begin_ += sizeof record;
       delivered_ += sizeof record;
@@ -328,8 +344,22 @@ void Link::keep_alive() {
   flush_locked();
 }
 
+void Link::tell_usage(uint64_t bytes, uint32_t busy_permille) {
+  Usage usage{bytes, busy_permille, 0};
+  const Part part{&usage, sizeof usage};
+  std::lock_guard guard(lock_);
+  if (state_ == State::kClosed || room_locked() < sizeof(Record) + sizeof usage) return;
+  append_locked(kUsage, &part, 1, sizeof usage);
+  flush_locked();
+}
+
 void Link::pump() {
   if (in_end_ - in_begin_ < limits_.window) take_in();
+  pollfd news{renewal_.news(), POLLIN, 0};
+  if (news.fd >= 0 && poll(&news, 1, 0) > 0 && renewal_.take_news()) {
+    std::lock_guard guard(lock_);
+    break_locked("the other host has connected anew");
+  }
   keep_alive();
   std::unique_lock guard(lock_);
   if (state_ != State::kBroken) return;
@@ -360,7 +390,7 @@ void Link::await_data(int64_t timeout_ns) {
   const timespec left{limit / kSecond, limit % kSecond};
   ppoll(entries, entries[1].fd >= 0 ? 2 : 1, &left, nullptr);
   patience_.waited(Patience::now_ns() - start);
-  if ((entries[1].revents & POLLIN) != 0) {
+  if ((entries[1].revents & POLLIN) != 0 && renewal_.take_news()) {
     std::lock_guard guard(lock_);
     break_locked("the other host has connected anew");
   }

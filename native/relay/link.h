@@ -27,8 +27,10 @@ class Renewal {
   // Null: not yet, or never (`hopeless`); `why` is a sentence. Does not wait past the deadline.
   virtual std::unique_ptr<TlsConnection> renew(int64_t deadline_ns, bool* hopeless,
                                                std::string* why) = 0;
-  // Readable when there is a new connection although the old one seems to be there; -1: never.
+  // Readable when there is something to be taken in while the connection stands; -1: never.
   virtual int news() const { return -1; }
+  // Takes it in. True: there is a new connection although the old one seems to be there.
+  virtual bool take_news() { return false; }
 };
 
 struct LinkLimits {
@@ -58,6 +60,11 @@ class Link final : public carriers::Carrier {
   void pump();
   // Ends in order: the other side reads all that was written, then the sentence.
   void say_goodbye(const std::string& sentence);
+  // How much memory of the device the session has, and how busy it keeps that: the other side is
+  // told soon. By the thread that reads.
+  void tell_usage(uint64_t bytes, uint32_t busy_permille);
+  // Called by the thread that reads when the other side has told.
+  std::function<void(uint64_t bytes, uint32_t busy_permille)> on_usage;
   // Why it is closed: the other side's last word, or what became of the connection.
   std::string ending() const;
   bool ended_by_peer() const;

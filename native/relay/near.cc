@@ -190,6 +190,10 @@ Outcome serve_near(const TlsContext& tls, worker::Message& message) {
   LinkLimits limits;
   limits.interruption_ns = relay.interruption_ms * int64_t{1'000'000};
   Link link(renewal, limits, gate);
+  link.on_usage = [](uint64_t bytes, uint32_t busy_permille) {
+    worker::send_message(worker::kChannelFd, worker::MessageKind::kUsage, bytes, {}, {}, 0,
+                         busy_permille);
+  };
   uint32_t epoch = 0;
   std::string why;
   const int64_t deadline = Patience::now_ns() + kHalfOpenNs;

@@ -24,6 +24,7 @@ enum class MessageKind : uint32_t {
   kFarConnection =
       4,           // answer to kFarOpen: with a connection to the broker; none: the text says why
   kFarResume = 5,  // with a new connection of the other relay
+  kFarUsage = 6,   // value: bytes of the device that the session has, used: thousandths of its time
   // Worker to broker.
   kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why
   kSnapshot = 17,    // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
@@ -37,6 +38,7 @@ enum class MessageKind : uint32_t {
   kBear = 25,        // value: bytes that the driver took, for which the slice has no room; answered
   kRefundBorne = 26,  // value: bytes; not answered
   kBusy = 27,         // value: thousandths of the device's time; not answered
+  kUsage = 30,        // of a relay; as kFarUsage: what the session has on the other host
   kFarPeer = 28,      // text: the names in the other relay's certificate, a line each
   kFarOpen = 29,      // answered
 };

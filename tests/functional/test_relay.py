@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import struct
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.functional.broker_host import MIB
 from tests.functional.certificates import Authority
 from tests.functional.pool import wait_for
 from tests.functional.relay_hosts import NEAR, RelayHosts
@@ -275,3 +277,24 @@ def test_many_strangers_keep_nobody_out(hosts: RelayHosts, compiler: Compiler) -
     finally:
         for stranger in strangers:
             stranger.close()
+
+
+# ---- What is told of a session ------------------------------------------------------------------
+
+
+def test_memory_and_utilisation_are_told_on_the_near_host(
+    hosts: RelayHosts, compiler: Compiler
+) -> None:
+    process = hosts.start([compiler.driver("copies")])  # 48 MiB
+    assert hosts.near.channel is not None
+    channel = hosts.near.channel
+    wait_for("the memory", lambda: channel.state().slices[0].used_bytes >= 48 * MIB)
+    done = hosts.run([compiler.driver("nvml")])
+    assert done.returncode == 0, done.stderr
+    [used] = re.findall(r"^device \S+ total \d+ used (\d+)$", done.stdout, re.M)
+    assert 48 * MIB <= int(used) <= 64 * MIB
+    assert re.findall(r"^process (\d+) used (\d+)$", done.stdout, re.M) == [
+        (str(process.pid), used)
+    ]
+    process.send_signal(signal.SIGKILL)
+    wait_for("nothing is used", lambda: channel.state().slices[0].used_bytes == 0)
