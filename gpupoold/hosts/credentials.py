@@ -4,6 +4,7 @@ count from the next connection on."""
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 import grpc
@@ -23,7 +24,24 @@ def read(settings: Settings) -> tuple[bytes, bytes, bytes]:
             texts.append(Path(path).read_bytes())
         except OSError as error:
             raise ConfigurationError(f"[relay] {option}: {path}: {error.strerror}") from None
+    _check(settings)
     return texts[0], texts[1], texts[2]
+
+
+def _check(settings: Settings) -> None:
+    """gRPC takes anything, and serves nobody then."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(settings.ca_file)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(f"[relay] ca_file: {settings.ca_file}: {error}") from None
+    try:
+        context.load_cert_chain(settings.certificate_file, settings.key_file)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(
+            f"[relay] certificate_file, key_file: {settings.certificate_file} and "
+            f"{settings.key_file}: {error}"
+        ) from None
 
 
 def of_client(settings: Settings) -> grpc.ChannelCredentials:

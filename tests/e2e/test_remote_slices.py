@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.certificates import Authority
 from tests.e2e.guest import Loop, computes, guest_programs, run, sessions, wait_status
 from tests.e2e.host import Host, free_port, until
 from tests.e2e.image import Image
 from tests.e2e.looks import whole
 from tests.e2e.podman import CDI, Podman, forget_devices
-from tests.functional.certificates import Authority
 from tests.functional.pool import Pool
 from tests.programs.catalog import RUNTIME_PROGRAMS
 

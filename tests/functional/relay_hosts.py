@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gpupoold import paths
 from gpupoold.leases import broker_pb2 as pb
+from tests.certificates import Authority, Files
 from tests.functional.broker_host import MIB, BrokerHost, make_lease
-from tests.functional.certificates import Authority, Files
 from tests.functional.pool import wait_for
 
 NEAR, FAR = "host-a", "host-b"

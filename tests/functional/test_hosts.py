@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.functional.certificates import Authority
+from tests.certificates import Authority
 from tests.functional.net import Network
 from tests.functional.pool import Pool, wait_for
 from tests.programs.catalog import RUNTIME_PROGRAMS

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.functional.broker_host import MIB
-from tests.functional.certificates import Authority
 from tests.functional.pool import wait_for
 from tests.functional.relay_hosts import NEAR, RelayHosts
 from tests.programs.catalog import RUNTIME_PROGRAMS
