@@ -68,7 +68,7 @@ def test_a_request_is_answered_once() -> None:
 
 @pytest.mark.parametrize("now", [1061.0, 939.0])
 def test_a_request_of_another_time_is_refused(now: float) -> None:
-    with pytest.raises(Conflict, match="61 s (old|early)"):
+    with pytest.raises(Conflict, match=r"61 s (old|early)"):
         Requests(started_at=0.0).take(wish(), now)
 
 
