@@ -19,6 +19,7 @@ from gpupoold.api import views
 from gpupoold.api.peers import PeerGate
 from gpupoold.api.turns import Turns
 from gpupoold.errors import Conflict, NoCapacity, NotPermitted, PoolError
+from gpupoold.gpus.topology import Surveyor
 from gpupoold.guests.manager import Guests
 from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind, printable
 from gpupoold.pool import Pool
@@ -74,6 +75,7 @@ class PoolService(pb_grpc.PoolServicer):
         self._pool = pool
         self._guests = guests
         self._gate = gate
+        self._surveyor = Surveyor(pool.settings.peers)
         self._followers: Counter[int] = Counter()  # by user
         self._news = asyncio.Event()
 
@@ -113,6 +115,11 @@ class PoolService(pb_grpc.PoolServicer):
     @_answers
     def SetGpuDrained(self, caller: Caller, request: pb.SetGpuDrainedRequest) -> pb.Gpu:
         return views.gpu(self._pool.set_drained(caller, request.uuid, request.drained))
+
+    @_answers
+    def GetTopology(self, caller: Caller, request: pb.GetTopologyRequest) -> pb.Topology:
+        cards = [state.gpu for state in self._pool.gpu_states()]
+        return views.topology(self._surveyor.look(cards))
 
     @_answers
     def CreateSlice(self, caller: Caller, request: pb.CreateSliceRequest) -> pb.Slice:
