@@ -3,6 +3,7 @@ pyroute2."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -12,6 +13,11 @@ from typing import Any, Protocol
 
 ATTEMPTS = 5  # at a list that changes while it is read
 _LOOPBACK = 1 << 3  # IFF_LOOPBACK
+#: what the kernel means by errors that say something else
+_REASONS = {
+    errno.EINVAL: "the routing table drops what is sent there (blackhole)",
+    errno.EACCES: "the routing table prohibits it",
+}
 _UNICAST, _LOCAL = 1, 2  # types of routes: RTN_UNICAST, RTN_LOCAL
 
 
@@ -152,8 +158,7 @@ class Netlink:
         try:
             message = next(iter(self._socket.route("get", dst=destination, **only)))
         except NetlinkError as error:
-            # A blackhole is EINVAL, a prohibited address EACCES.
-            reason = os.strerror(error.code) if error.code > 0 else str(error)
+            reason = _REASONS.get(error.code) or os.strerror(error.code)
             raise NoRoute(f"there is no route to {address}: {reason}") from None
         except (OSError, StopIteration) as error:
             raise NetworkError(f"the kernel cannot be asked for a route: {error}") from None
