@@ -332,6 +332,33 @@ def test_routes_and_paths(root):
     assert short("none") == ("", "", 0, "UNKNOWN") and path("none").why == none.problem
 
 
+def test_of_several_rdma_devices_the_nearest_that_is_active(root):
+    tree = machine(root)
+    links = [
+        Link(3, "eth1", master=8),  # PIX from GPU 0
+        Link(2, "eth0", master=8),  # PHB
+        Link(6, "eth3", master=8),  # SYS, and PHB from GPU 1
+        Link(8, "bond0", "bond"),
+    ]
+    for name, interface in (("mlx5_5", "eth0"), ("mlx5_6", "eth3")):
+        rdma = tree.rdma(name, f"devices/{DEVICES[interface]}")
+        tree.port(rdma, 1, "4: ACTIVE", "100 Gb/sec (4X EDR)", "Ethernet")
+
+    def chosen(kernel: Kernel) -> list[str]:
+        (found,) = survey(root, peer("b", "2001:db8::7:1"), kernel=kernel).peers
+        return [path.rdma_device for path in found.paths]
+
+    kernel = Kernel({"2001:db8::7": Route(8, "", "", 0, False)}, links)
+    assert chosen(kernel) == ["mlx5_0", "mlx5_6"]
+    state = tree.root / f"devices/{DEVICES['eth1']}/infiniband/mlx5_0/ports/1/state"
+    state.write_text("1: DOWN\n")
+    # eth3 has mlx5_bond_0 on its PCI function, too: as near, and later by its name.
+    assert chosen(kernel) == ["mlx5_5", "mlx5_6"]
+    # A bridge's address is not known to the RDMA devices of its parts.
+    kernel = Kernel(kernel.routes, [*links[:3], Link(8, "br0", "bridge")])
+    assert chosen(kernel) == ["", ""]
+
+
 def test_the_address_that_has_a_route(root):
     machine(root)
     addresses = {"both": ["2001:db8:1::7", "192.0.2.7"], "no": ["2001:db8:1::7", "240.0.0.1"]}
