@@ -19,6 +19,7 @@ from gpupoold.api import views
 from gpupoold.api.peers import PeerGate
 from gpupoold.api.turns import Turns
 from gpupoold.errors import Conflict, NoCapacity, NotPermitted, PoolError
+from gpupoold.gpus.topology import Surveyor
 from gpupoold.guests.manager import Guests
 from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind, printable
 from gpupoold.overview import SliceView
@@ -75,6 +76,7 @@ class PoolService(pb_grpc.PoolServicer):
         self._pool = pool
         self._guests = guests
         self._gate = gate
+        self._surveyor = Surveyor(pool.settings.peers)
         self._followers: Counter[int] = Counter()  # by user
         self._news = asyncio.Event()
 
@@ -126,6 +128,11 @@ class PoolService(pb_grpc.PoolServicer):
 
     def _piece(self, view: SliceView) -> pb.Slice:
         return views.piece(view, self._pool.settings.host)
+
+    @_answers
+    def GetTopology(self, caller: Caller, request: pb.GetTopologyRequest) -> pb.Topology:
+        cards = [state.gpu for state in self._pool.gpu_states()]
+        return views.topology(self._surveyor.look(cards))
 
     @_answers
     def CreateSlice(self, caller: Caller, request: pb.CreateSliceRequest) -> pb.Slice:

@@ -8,6 +8,7 @@ import pwd
 from collections.abc import Mapping
 
 from gpupoold.api import gpupool_pb2 as pb
+from gpupoold.gpus.topology import Distance, Interface, PeerRoute, RdmaDevice, Topology
 from gpupoold.guests.manager import GuestView
 from gpupoold.hosts.peer_pb2 import Card
 from gpupoold.leases.sessions import SessionBook
@@ -76,6 +77,77 @@ def card(entry: Card, host: str) -> pb.Gpu:
         slices=entry.slices,
         sessions=entry.sessions,
         host=host,
+    )
+
+
+def _distances(distances: Mapping[str, Distance]) -> list[pb.GpuDistance]:
+    return [pb.GpuDistance(gpu_uuid=uuid, distance=far) for uuid, far in distances.items()]
+
+
+def _interface(entry: Interface) -> pb.NetworkInterface:
+    return pb.NetworkInterface(
+        name=entry.name,
+        state=entry.state,
+        mtu=entry.mtu,
+        speed_mbps=entry.speed_mbps or 0,
+        pci_address=entry.place.pci_address,
+        numa_node=entry.place.numa_node,
+        driver=entry.driver,
+        addresses=entry.addresses,
+        distances=_distances(entry.distances),
+    )
+
+
+def _rdma_device(entry: RdmaDevice) -> pb.RdmaDevice:
+    return pb.RdmaDevice(
+        name=entry.name,
+        pci_address=entry.place.pci_address,
+        numa_node=entry.place.numa_node,
+        ports=[
+            pb.RdmaPort(
+                number=port.number,
+                state=port.state,
+                rate_gbps=port.rate_gbps,
+                link_layer=port.link_layer,
+                interfaces=port.interfaces,
+            )
+            for port in entry.ports
+        ],
+        distances=_distances(entry.distances),
+    )
+
+
+def _peer_route(entry: PeerRoute) -> pb.PeerRoute:
+    return pb.PeerRoute(
+        name=entry.name,
+        address=entry.address,
+        resolved=entry.resolved,
+        interface=entry.interface,
+        gateway=entry.gateway,
+        source=entry.source,
+        mtu=entry.mtu,
+        problem=entry.problem,
+        paths=[
+            pb.GpuPath(
+                gpu_uuid=path.gpu_uuid,
+                interface=path.interface,
+                rdma_device=path.rdma_device,
+                rdma_port=path.rdma_port,
+                distance=path.distance.value,
+                why=path.why,
+            )
+            for path in entry.paths
+        ],
+    )
+
+
+def topology(found: Topology) -> pb.Topology:
+    """How this host is connected."""
+    return pb.Topology(
+        interfaces=[_interface(entry) for entry in found.interfaces],
+        rdma_devices=[_rdma_device(entry) for entry in found.rdma_devices],
+        peers=[_peer_route(entry) for entry in found.peers],
+        problem=found.problem,
     )
 
 
