@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpupoold.errors import BrokerUnavailable, Conflict, NoCapacity, NoRoom, PoolError
@@ -15,6 +15,7 @@ from gpupoold.leases.new import new_lease, new_run
 from gpupoold.leases.runs import Runs
 from gpupoold.model import Caller, Lease, LeaseKind, ProcessIdentity, Run, Slice
 from gpupoold.slices.planning import Request
+from gpupoold.slices.waiting import WaitingLine
 
 if TYPE_CHECKING:
     from gpupoold.pool import Pool
@@ -28,6 +29,14 @@ def _temporary_name(caller: Caller) -> str:
     return f"run-{caller.pid}-{uuid.uuid4().hex[:8]}"
 
 
+@dataclass(frozen=True)
+class Waits:
+    """There is no room yet; place: in the line, from 1."""
+
+    place: int
+    why: str
+
+
 class Programs:
     """Safe to use from several threads."""
 
@@ -35,6 +44,7 @@ class Programs:
         self._pool = pool
         self.runs = Runs(pool.settings, self.ended)
         self.stopping = False
+        self._line = WaitingLine()
 
     def resume(self) -> None:
         """Takes up those that run since before this start."""
@@ -95,6 +105,24 @@ class Programs:
                 ) from None
             raise
         return run, piece
+
+    def wait(
+        self, caller: Caller, request: Request, command: str, ticket: str
+    ) -> tuple[Run, Slice] | Waits:
+        """As start(), with a slice of its own; where there is no room, its place in the line. Who
+        is not first does not try."""
+        place = self._line.ask(ticket, caller.uid, request.priority)
+        if place > 1:
+            return Waits(place, "others wait for room, too")
+        try:
+            started = self.start(caller, "", request, command)
+        except NoRoom as error:
+            return Waits(place, str(error))
+        except BaseException:
+            self._line.leave(ticket)
+            raise
+        self._line.leave(ticket)
+        return started
 
     def _add(
         self,

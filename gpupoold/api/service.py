@@ -24,6 +24,7 @@ from gpupoold.guests.manager import Guests
 from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind, printable
 from gpupoold.overview import SliceView
 from gpupoold.pool import Pool
+from gpupoold.programs import Waits
 from gpupoold.slices.planning import Request
 
 LOG = logging.getLogger(__name__)
@@ -180,9 +181,14 @@ class PoolService(pb_grpc.PoolServicer):
                 mode=request.mode,
                 priority=request.priority if request.has_priority else PRIORITY_DEFAULT,
             )
-        run, piece = self._pool.start_run(
-            caller, request.slice, temporary, printable(request.command[:COMMAND_MAX])
-        )
+        command = printable(request.command[:COMMAND_MAX])
+        if temporary is not None and request.ticket:
+            started = self._pool.programs.wait(caller, temporary, command, request.ticket[:64])
+            if isinstance(started, Waits):
+                return pb.Run(place=started.place, why=started.why)
+            run, piece = started
+        else:
+            run, piece = self._pool.start_run(caller, request.slice, temporary, command)
         return pb.Run(
             id=run.id,
             lease=run.lease_id,

@@ -290,4 +290,4 @@ class Borrowing:
                 reasons.append(state.problem)
             elif not asked:
                 reasons.append(f"host {state.peer.name} has no room for it, or lends nothing")
-        raise NoCapacity("; ".join(dict.fromkeys(reasons)))
+        raise NoRoom("; ".join(dict.fromkeys(reasons)))
