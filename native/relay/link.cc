@@ -369,13 +369,16 @@ void Link::pump() {
 
 void Link::await_data(int64_t timeout_ns) {
   Shared connection;
+  bool unsent;
   {
     std::lock_guard guard(lock_);
     if (state_ != State::kUp) return;
     connection = connection_;
+    unsent = written_ < appended_;
   }
   const int64_t start = Patience::now_ns();
-  if (gate_ != nullptr && patience_.worthwhile() && gate_->enter(start, patience_.spin_ns())) {
+  if (!unsent && gate_ != nullptr && patience_.worthwhile() &&
+      gate_->enter(start, patience_.spin_ns())) {
     bool there = false;
     char byte;
     while (!there && Patience::now_ns() - start < patience_.spin_ns()) {
@@ -385,11 +388,17 @@ void Link::await_data(int64_t timeout_ns) {
     gate_->leave();
     if (there) return patience_.waited(Patience::now_ns() - start);
   }
-  pollfd entries[] = {{connection->fd(), POLLIN, 0}, {renewal_.news(), POLLIN, 0}};
+  // What confirms may not have gone out as a whole, and whoever writes may wait for room.
+  const auto wanted = static_cast<short>(unsent ? POLLIN | POLLOUT : POLLIN);
+  pollfd entries[] = {{connection->fd(), wanted, 0}, {renewal_.news(), POLLIN, 0}};
   const int64_t limit = std::min(timeout_ns, silence_ns() / 4);
   const timespec left{limit / kSecond, limit % kSecond};
   ppoll(entries, entries[1].fd >= 0 ? 2 : 1, &left, nullptr);
   patience_.waited(Patience::now_ns() - start);
+  if ((entries[0].revents & POLLOUT) != 0) {
+    std::lock_guard guard(lock_);
+    flush_locked();
+  }
   if ((entries[1].revents & POLLIN) != 0 && renewal_.take_news()) {
     std::lock_guard guard(lock_);
     break_locked("the other host has connected anew");
