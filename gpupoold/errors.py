@@ -61,6 +61,10 @@ class NoCapacity(PoolError):
     status = "RESOURCE_EXHAUSTED"
 
 
+class NoRoom(NoCapacity):
+    """No card of this host has room; another host's may."""
+
+
 class AlreadyExists(PoolError):
     """The name is taken."""
 

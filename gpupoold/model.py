@@ -50,11 +50,12 @@ class Health(enum.StrEnum):
 
 class LeaseKind(enum.StrEnum):
     """owner: of a slice made by hand, all the owner's programs. run: of one process. vm: of one
-    virtual machine."""
+    virtual machine. peer: of another host of the pool."""
 
     OWNER = "owner"
     RUN = "run"
     VM = "vm"
+    PEER = "peer"
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,54 @@ class Slice:
     owner_uid: int
     temporary: bool
     created_at: float
+    host: str = ""  # another host of the pool, whose GPU it is of; empty: this one
 
     def summary(self) -> str:
         """What it is, for people."""
+        where = f" of host {self.host}" if self.host else ""
         return (
-            f"{self.compute_percent} % and {self.memory_mib} MiB of GPU {self.gpu_uuid}, "
+            f"{self.compute_percent} % and {self.memory_mib} MiB of GPU {self.gpu_uuid}{where}, "
             f"{self.kind.value}, {self.mode.value}"
         )
+
+
+class BorrowedState(enum.StrEnum):
+    """asking: the other host was asked, or is about to be. lost: it does not know of it (any
+    more)."""
+
+    ASKING = "asking"
+    HELD = "held"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What another host gave with a slice. The key is never shown."""
+
+    lease_id: str  # there
+    address: str  # ADDRESS:PORT of its relays' door
+    gpu_uuid: str
+    key: bytes = field(repr=False, default=b"")
+    snapshot: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A slice here that is on another host."""
+
+    slice_id: str
+    host: str
+    state: BorrowedState
+    grant: Grant | None  # None while it is asked for
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A lease here that another host has."""
+
+    lease_id: str
+    peer: str
+    consumer: str  # as that host says it, for people
 
 
 @dataclass(frozen=True)

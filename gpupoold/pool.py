@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpupoold.conf import Settings
 from gpupoold.errors import (
@@ -28,9 +28,9 @@ from gpupoold.gpus import Driver, HealthReport
 from gpupoold.health import HealthMonitor
 from gpupoold.leases.desired import virtual_uuid_bytes
 from gpupoold.leases.link import BrokerLink
-from gpupoold.leases.new import new_lease, new_run
-from gpupoold.leases.runs import Runs
+from gpupoold.leases.new import new_lease
 from gpupoold.model import (
+    BorrowedState,
     Caller,
     Event,
     Gpu,
@@ -43,9 +43,13 @@ from gpupoold.model import (
     Slice,
 )
 from gpupoold.overview import GpuView, SliceView
+from gpupoold.programs import Programs
 from gpupoold.slices import identity, planning
 from gpupoold.slices.planning import Request
 from gpupoold.store import Store
+
+if TYPE_CHECKING:
+    from gpupoold.hosts.borrowing import Borrowing
 
 LOG = logging.getLogger(__name__)
 
@@ -59,7 +63,8 @@ class Pool:
         self.settings = settings
         self.store = store
         self.driver = driver
-        self.runs = Runs(settings, self._run_ended)
+        self.programs = Programs(self)
+        self.runs = self.programs.runs
         self.broker = BrokerLink(settings, store, self.runs, driver, self._gpu_uuids, self.notify)
         self.book = self.broker.book
         self.lock = threading.RLock()
@@ -69,7 +74,8 @@ class Pool:
         self._listeners: list[Callable[[], None]] = []
         #: called when a slice was made or removed by request, before that is answered
         self.after_slices_change: list[Callable[[], None]] = []
-        self._stopping = False
+        #: slices of other hosts; None: this one has nothing to do with others
+        self.borrowing: Borrowing | None = None
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -92,12 +98,12 @@ class Pool:
         self._monitor.look()
         self._monitor.start()
         self.runs.start()
-        self._resume_runs()
+        self.programs.resume()
         self.broker.start()
 
     def stop(self) -> None:
         """Stops working; running programs do not notice."""
-        self._stopping = True
+        self.programs.stopping = True
         if self._monitor:
             self._monitor.stop()
         self.runs.stop()
@@ -135,19 +141,11 @@ class Pool:
             for piece in slices:
                 if piece.id in leased:
                     continue
-                if piece.temporary:
+                if piece.temporary or piece.host:  # or it was asked for only
                     change.delete_slice(piece.id)
                 else:
                     LOG.warning("slice %s had no lease and gets a new one", piece.name)
                     change.add_lease(new_lease(LeaseKind.OWNER, piece.owner_uid, piece.id))
-
-    def _resume_runs(self) -> None:
-        _, _, leases, runs = self.store.snapshot()
-        by_id = {lease.id: lease for lease in leases}
-        self.runs.forget_strangers([run.id for run in runs])
-        for run in runs:
-            if not self.runs.resume(run, by_id[run.lease_id]):
-                self._run_ended(run.id)
 
     def _gpu_uuids(self) -> tuple[str, ...]:
         return tuple(gpu.uuid for gpu in self._gpus)
@@ -211,7 +209,7 @@ class Pool:
         """The caller's slices."""
         self.broker.refresh()
         _, slices, leases, _ = self.store.snapshot()
-        health = {state.gpu.uuid: state.health for state in self.gpu_states()}
+        health = self._health()
         return [
             self._slice_view(piece, leases, health)
             for piece in slices
@@ -227,7 +225,7 @@ class Pool:
             lease,
             self.book.used_bytes(piece.virtual_uuid),
             self.book.count(lease.id) if lease else 0,
-            health.get(piece.gpu_uuid, Health.MISSING),
+            health.get(piece.id if piece.host else piece.gpu_uuid, Health.MISSING),
         )
 
     def slice(self, caller: Caller, name: str, *, refresh: bool = True) -> SliceView:
@@ -235,12 +233,19 @@ class Pool:
         if refresh:
             self.broker.refresh()
         _, slices, leases, _ = self.store.snapshot()
-        piece = self._find_slice(caller, slices, name)
-        health = {state.gpu.uuid: state.health for state in self.gpu_states()}
-        return self._slice_view(piece, leases, health)
+        piece = self.find_slice(caller, slices, name)
+        return self._slice_view(piece, leases, self._health())
+
+    def _health(self) -> dict[str, Health]:
+        """By GPU; of another host's by slice."""
+        return {state.gpu.uuid: state.health for state in self.gpu_states()} | {
+            slice_id: Health.MISSING if entry.state == BorrowedState.LOST else Health.OK
+            for slice_id, entry in self.store.borrowed().items()
+        }
 
     @staticmethod
-    def _find_slice(caller: Caller, slices: Sequence[Slice], name: str) -> Slice:
+    def find_slice(caller: Caller, slices: Sequence[Slice], name: str) -> Slice:
+        """By name, id or virtual UUID; raises NotFound or NotPermitted."""
         piece = planning.find_slice(slices, name)
         if piece is None:
             raise NotFound(f"there is no slice {name}; `slice list` shows those there are")
@@ -299,7 +304,8 @@ class Pool:
         for listener in self._listeners:
             listener()
 
-    def _slices_changed(self) -> None:
+    def slices_changed(self) -> None:
+        """Slices were made or removed: the broker and all others hear of it."""
         self.notify()
         self.broker.sync()
         for follower in self.after_slices_change:
@@ -334,35 +340,56 @@ class Pool:
 
     # ---- changes: slices ------------------------------------------------------------------------
 
-    def create_slice(self, caller: Caller, request: Request) -> SliceView:
-        """Makes a slice and leases it to the caller. Raises what planning and the store raise."""
+    def create_slice(self, caller: Caller, request: Request, host: str = "") -> SliceView:
+        """Makes a slice, here or on another host, and leases it to the caller.
+
+        Raises what planning and the store raise, and what the other host says.
+        """
+        if host and host != self.settings.host:
+            if self.borrowing is None:
+                raise NotFound(f"there is no host {host}: this one has no peers ([relay] peer)")
+            piece, _ = self.borrowing.borrow(
+                caller, request, host, LeaseKind.OWNER, temporary=False
+            )
+            self.slices_changed()
+            return self.slice(caller, piece.id)
         with self.lock:
             slices = self.store.slices()
             planning.check_request(request)
-            self._check_count(caller, slices)
+            self.check_count(caller, slices)
             piece = self.plan(caller, request, slices, temporary=False)
             lease = new_lease(LeaseKind.OWNER, caller.uid, piece.id)
             with self.store.change() as change:
                 change.add_slice(piece)
                 change.add_lease(lease)
                 change.event("slice.created", piece.name, piece.summary(), owner_uid=caller.uid)
-        self._slices_changed()
+        self.slices_changed()
         return self.slice(caller, piece.id)
 
-    def _check_count(self, caller: Caller, slices: Sequence[Slice]) -> None:
+    def check_count(self, caller: Caller, slices: Sequence[Slice]) -> None:
+        """Raises NoCapacity if the caller has as many slices as a user may."""
         most = self.settings.max_slices_per_user
         if caller.is_admin:
             return
         if sum(piece.owner_uid == caller.uid for piece in slices) >= most:
             raise NoCapacity(f"a user may have at most {most} slices at once on this host")
 
+    def check_new(self, caller: Caller, request: Request, slices: Sequence[Slice]) -> None:
+        """Raises Conflict (the name is taken) or NoCapacity (the caller has the most it may)."""
+        self.check_count(caller, slices)
+        self._check_name(request, slices)
+
+    @staticmethod
+    def _check_name(request: Request, slices: Sequence[Slice]) -> None:
+        # Also checked by the store; here the sentence can be better.
+        if any(other.name == request.name for other in slices):
+            raise Conflict(f"there is already a slice named {request.name}")
+
     def plan(
         self, caller: Caller, request: Request, slices: Sequence[Slice], *, temporary: bool
     ) -> Slice:
         """The slice that a request leads to; the caller holds `lock`. Raises what planning does."""
-        for other in slices:  # also checked by the store; here the sentence can be better
-            if other.name == request.name:
-                raise Conflict(f"there is already a slice named {request.name}")
+        self._check_name(request, slices)
         plan = planning.plan_slice(
             request, self.gpu_states(), slices, self.settings.placement_policy
         )
@@ -391,7 +418,12 @@ class Pool:
         if not compute and not memory:
             raise InvalidRequest("neither a new compute share nor a new memory size is given")
         with self.lock:
-            piece = self._find_slice(caller, self.store.slices(), name)
+            piece = self.find_slice(caller, self.store.slices(), name)
+        if piece.host:
+            raise Conflict(
+                f"slice {piece.name} is of host {piece.host}, and such a slice keeps its size: "
+                "make another one"
+            )
         if memory and memory < piece.memory_mib and not self.broker.connected:
             raise BrokerUnavailable(
                 f"slice {piece.name} cannot shrink now: the broker, which knows what is in use, is "
@@ -400,7 +432,7 @@ class Pool:
         self.broker.refresh()
         with self.lock:
             slices = self.store.slices()
-            piece = self._find_slice(caller, slices, name)
+            piece = self.find_slice(caller, slices, name)
             compute = compute or piece.compute_percent
             memory = memory or piece.memory_mib
             states = {state.gpu.uuid: state for state in self.gpu_states()}
@@ -445,13 +477,18 @@ class Pool:
                 f"session{'s' if view.sessions > 1 else ''}; end them first, or use --force"
             )
         with self.lock:
-            piece = self._find_slice(caller, self.store.slices(), view.piece.id)
+            piece = self.find_slice(caller, self.store.slices(), view.piece.id)
             mine = [lease for lease in self.store.leases() if piece.id in lease.slice_ids]
             lease_ids = {lease.id for lease in mine}
             if not force and any(lease.kind == LeaseKind.VM for lease in mine):
                 raise Conflict(
                     f"slice {piece.name} is leased to a virtual machine; detach it first (`guest "
                     "list`), or use --force"
+                )
+            if not force and any(lease.kind == LeaseKind.PEER for lease in mine):
+                raise Conflict(
+                    f"slice {piece.name} is lent to another host (`lease list`); delete it there, "
+                    "or use --force"
                 )
             run_ids = [run.id for run in self.store.runs() if run.lease_id in lease_ids]
             with self.store.change() as change:
@@ -461,78 +498,26 @@ class Pool:
                 )
         for run_id in run_ids:
             self.runs.remove_file(run_id)
-        self._slices_changed()
+        self.slices_changed()
 
     # ---- changes: runs --------------------------------------------------------------------------
 
     def start_run(
-        self,
-        caller: Caller,
-        slice_name: str,
-        request: Request | None,
-        command: str,
+        self, caller: Caller, slice_name: str, request: Request | None, command: str
     ) -> tuple[Run, Slice]:
-        """Prepares the calling process: its lease file, and with `request` a temporary slice.
-
-        Raises what create_slice raises, and BrokerUnavailable when no program could connect now.
-        """
-        if not self.broker.connected:
-            raise BrokerUnavailable(
-                f"programs cannot start now: the broker is not connected: {self.broker.problem}"
-            )
-        process = self.runs.identify(caller.pid)
-        with self.lock:
-            _, slices, leases, runs = self.store.snapshot()
-            most = self.settings.max_runs_per_user
-            if not caller.is_admin and sum(run.uid == caller.uid for run in runs) >= most:
-                raise NoCapacity(f"a user may have at most {most} programs running at once here")
-            run_id = str(uuid.uuid4())
-            if request is not None:
-                self._check_count(caller, slices)
-                request = replace(request, name=f"run-{caller.pid}-{run_id[:8]}")
-                piece = self.plan(caller, request, slices, temporary=True)
-                lease = new_lease(LeaseKind.RUN, caller.uid, piece.id)
-            else:
-                piece = self._find_slice(caller, slices, slice_name)
-                lease = next(entry for entry in leases if piece.id in entry.slice_ids)
-                if lease.kind == LeaseKind.RUN:
-                    raise Conflict(f"slice {piece.name} belongs to one running program")
-                if lease.kind == LeaseKind.VM:
-                    raise Conflict(f"slice {piece.name} is leased to a virtual machine")
-            self.check_usable(piece)
-            run = new_run(run_id, lease, caller, process, command, self.runs.file_of(run_id))
-            with self.store.change() as change:
-                if request is not None:
-                    change.add_slice(piece)
-                    change.add_lease(lease)
-                change.add_run(run)
-                change.event(
-                    "run.started",
-                    piece.name,
-                    f"process {caller.pid} runs {command}",
-                    owner_uid=caller.uid,
-                    pid=caller.pid,
-                    temporary=piece.temporary,
-                )
-        self.notify()
-        try:
-            if not self.runs.resume(run, lease):
-                raise Conflict(f"process {caller.pid} has ended already")
-            applied = self.broker.client.push()
-            for refused in applied.refused:
-                if refused.id == uuid.UUID(lease.id).bytes:
-                    raise Conflict(f"the broker refused the lease: {refused.sentence}")
-        except (PoolError, OSError) as error:
-            self._run_ended(run.id)
-            if isinstance(error, OSError):
-                raise PoolError(
-                    f"the lease file cannot be written: {error.strerror or error}"
-                ) from None
-            raise
-        return run, piece
+        """Prepares the calling process for its program (Programs.start)."""
+        return self.programs.start(caller, slice_name, request, command)
 
     def check_usable(self, piece: Slice) -> None:
         """Raises Conflict where no program could use the slice."""
+        if piece.host:
+            entry = self.store.borrowed().get(piece.id)
+            if entry is None or entry.state != BorrowedState.HELD:
+                raise Conflict(
+                    f"slice {piece.name} cannot be used: host {piece.host} does not know of it any "
+                    "more; delete it"
+                )
+            return
         for state in self.gpu_states():
             if state.gpu.uuid != piece.gpu_uuid:
                 continue
@@ -541,44 +526,6 @@ class Pool:
                     f"slice {piece.name} cannot be used: its GPU {state.gpu.uuid} is "
                     f"{state.health.value} ({state.health_reason})"
                 )
-
-    def _run_ended(self, run_id: str) -> None:
-        """Removes what belonged to a process: its lease file and its temporary slice."""
-        if self._stopping:
-            return  # the next start sees it
-        try:
-            self._remove_run(run_id)
-        except PoolError as error:
-            LOG.error("run %s is over and cannot be removed yet: %s", run_id, error)
-            retry = threading.Timer(RETRY_SECONDS, self._run_ended, (run_id,))
-            retry.daemon = True
-            retry.start()
-            return
-        self.runs.remove_file(run_id)
-        self.notify()
-        self.broker.sync_soon()
-
-    def _remove_run(self, run_id: str) -> None:
-        with self.lock:
-            _, slices, leases, runs = self.store.snapshot()
-            run = next((run for run in runs if run.id == run_id), None)
-            if run is not None:
-                lease = next(lease for lease in leases if lease.id == run.lease_id)
-                names = {piece.id: piece.name for piece in slices}
-                subject = names.get(lease.slice_ids[0], "") if lease.slice_ids else ""
-                with self.store.change() as change:
-                    change.delete_run(run.id)
-                    if lease.kind == LeaseKind.RUN:
-                        for slice_id in lease.slice_ids:
-                            change.delete_slice(slice_id)
-                        change.delete_lease(lease.id)
-                    change.event(
-                        "run.ended",
-                        subject,
-                        f"process {run.process.pid} has ended",
-                        owner_uid=run.uid,
-                        pid=run.process.pid,
-                    )
 
     def kill_session(self, caller: Caller, session_id: str) -> tuple[Session, Lease]:
         """Ends a session; raises NotFound, BrokerUnavailable."""

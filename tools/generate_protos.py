@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # (source, package directory, with gRPC stubs)
 SOURCES = [
     ("gpupoold/api/gpupool.proto", "gpupoold/api", True),
+    ("gpupoold/hosts/peer.proto", "gpupoold/hosts", True),
     ("native/broker/broker.proto", "gpupoold/leases", False),
 ]
 

@@ -19,9 +19,12 @@ from gpupoold.api import views
 from gpupoold.api.peers import PeerGate
 from gpupoold.api.turns import Turns
 from gpupoold.errors import Conflict, NoCapacity, NotPermitted, PoolError
+from gpupoold.gpus.topology import Surveyor
 from gpupoold.guests.manager import Guests
 from gpupoold.model import PRIORITY_DEFAULT, Caller, LeaseKind, SliceKind, printable
+from gpupoold.overview import SliceView
 from gpupoold.pool import Pool
+from gpupoold.programs import Waits
 from gpupoold.slices.planning import Request
 
 LOG = logging.getLogger(__name__)
@@ -74,6 +77,7 @@ class PoolService(pb_grpc.PoolServicer):
         self._pool = pool
         self._guests = guests
         self._gate = gate
+        self._surveyor = Surveyor(pool.settings.peers)
         self._followers: Counter[int] = Counter()  # by user
         self._news = asyncio.Event()
 
@@ -104,15 +108,32 @@ class PoolService(pb_grpc.PoolServicer):
 
     @_answers
     def ListGpus(self, caller: Caller, request: pb.ListGpusRequest) -> pb.ListGpusReply:
-        return pb.ListGpusReply(gpus=[views.gpu(view) for view in self._pool.gpus()])
+        pool = self._pool
+        host = pool.settings.host
+        reply = pb.ListGpusReply(gpus=[views.gpu(view, host) for view in pool.gpus()])
+        if request.all_hosts and pool.borrowing is not None:
+            for state in pool.borrowing.states():
+                reply.gpus.extend(views.card(entry, state.peer.name) for entry in state.cards)
+                if state.problem:
+                    reply.problems.append(state.problem)
+        return reply
 
     @_answers
     def GetGpu(self, caller: Caller, request: pb.GetGpuRequest) -> pb.Gpu:
-        return views.gpu(self._pool.gpu(request.uuid))
+        return views.gpu(self._pool.gpu(request.uuid), self._pool.settings.host)
 
     @_answers
     def SetGpuDrained(self, caller: Caller, request: pb.SetGpuDrainedRequest) -> pb.Gpu:
-        return views.gpu(self._pool.set_drained(caller, request.uuid, request.drained))
+        view = self._pool.set_drained(caller, request.uuid, request.drained)
+        return views.gpu(view, self._pool.settings.host)
+
+    def _piece(self, view: SliceView) -> pb.Slice:
+        return views.piece(view, self._pool.settings.host)
+
+    @_answers
+    def GetTopology(self, caller: Caller, request: pb.GetTopologyRequest) -> pb.Topology:
+        cards = [state.gpu for state in self._pool.gpu_states()]
+        return views.topology(self._surveyor.look(cards))
 
     @_answers
     def CreateSlice(self, caller: Caller, request: pb.CreateSliceRequest) -> pb.Slice:
@@ -126,22 +147,22 @@ class PoolService(pb_grpc.PoolServicer):
             priority=request.priority if request.has_priority else PRIORITY_DEFAULT,
             profile=request.profile,
         )
-        return views.piece(self._pool.create_slice(caller, wanted))
+        return self._piece(self._pool.create_slice(caller, wanted, request.host))
 
     @_answers
     def ListSlices(self, caller: Caller, request: pb.ListSlicesRequest) -> pb.ListSlicesReply:
-        return pb.ListSlicesReply(slices=[views.piece(view) for view in self._pool.slices(caller)])
+        return pb.ListSlicesReply(slices=[self._piece(view) for view in self._pool.slices(caller)])
 
     @_answers
     def GetSlice(self, caller: Caller, request: pb.GetSliceRequest) -> pb.Slice:
-        return views.piece(self._pool.slice(caller, request.name))
+        return self._piece(self._pool.slice(caller, request.name))
 
     @_answers
     def ResizeSlice(self, caller: Caller, request: pb.ResizeSliceRequest) -> pb.Slice:
         view = self._pool.resize_slice(
             caller, request.name, request.compute_percent, request.memory_mib
         )
-        return views.piece(view)
+        return self._piece(view)
 
     @_answers
     def DeleteSlice(self, caller: Caller, request: pb.DeleteSliceRequest) -> pb.DeleteSliceReply:
@@ -160,9 +181,14 @@ class PoolService(pb_grpc.PoolServicer):
                 mode=request.mode,
                 priority=request.priority if request.has_priority else PRIORITY_DEFAULT,
             )
-        run, piece = self._pool.start_run(
-            caller, request.slice, temporary, printable(request.command[:COMMAND_MAX])
-        )
+        command = printable(request.command[:COMMAND_MAX])
+        if temporary is not None and request.ticket:
+            started = self._pool.programs.wait(caller, temporary, command, request.ticket[:64])
+            if isinstance(started, Waits):
+                return pb.Run(place=started.place, why=started.why)
+            run, piece = started
+        else:
+            run, piece = self._pool.start_run(caller, request.slice, temporary, command)
         return pb.Run(
             id=run.id,
             lease=run.lease_id,
@@ -178,7 +204,8 @@ class PoolService(pb_grpc.PoolServicer):
         if entry.kind == LeaseKind.VM:
             found = (guest for guest in pool.store.guests() if guest.id == entry.id)
             domain = next((guest.domain_name for guest in found), "")
-        return views.lease(entry, pool.slice_names(), pool.book, runs, domain)
+        lent = pool.store.lent().get(entry.id) if entry.kind == LeaseKind.PEER else None
+        return views.lease(entry, pool.slice_names(), pool.book, runs, domain, lent)
 
     @_answers
     def ListLeases(self, caller: Caller, request: pb.ListLeasesRequest) -> pb.ListLeasesReply:

@@ -8,9 +8,11 @@ import pwd
 from collections.abc import Mapping
 
 from gpupoold.api import gpupool_pb2 as pb
+from gpupoold.gpus.topology import Distance, Interface, PeerRoute, RdmaDevice, Topology
 from gpupoold.guests.manager import GuestView
+from gpupoold.hosts.peer_pb2 import Card
 from gpupoold.leases.sessions import SessionBook
-from gpupoold.model import Event, Lease, Run, Session
+from gpupoold.model import Event, Lease, Lent, Run, Session, printable
 from gpupoold.overview import GpuView, SliceView
 
 
@@ -28,8 +30,8 @@ def mib(size: int) -> int:
     return -(-size // (1 << 20))
 
 
-def gpu(view: GpuView) -> pb.Gpu:
-    """One card."""
+def gpu(view: GpuView, host: str) -> pb.Gpu:
+    """One card of this host."""
     state, room = view.state, view.room
     return pb.Gpu(
         uuid=state.gpu.uuid,
@@ -50,11 +52,107 @@ def gpu(view: GpuView) -> pb.Gpu:
         slices=view.slices,
         sessions=view.sessions,
         cpu_affinity=state.gpu.cpu_affinity,
+        host=host,
     )
 
 
-def piece(view: SliceView) -> pb.Slice:
-    """One slice. Its compute share is recorded; nothing enforces it yet."""
+def card(entry: Card, host: str) -> pb.Gpu:
+    """One card of another host, as that tells."""
+    return pb.Gpu(
+        uuid=entry.uuid,
+        name=entry.name,
+        memory_mib=entry.memory_mib,
+        memory_reserved_mib=entry.memory_reserved_mib,
+        memory_allocated_mib=entry.memory_allocated_mib,
+        memory_free_mib=entry.memory_free_mib,
+        compute_allocated_percent=100 - min(entry.compute_free_percent, 100),
+        compute_capability=entry.compute_capability,
+        mode=entry.mode,
+        health=entry.health,
+        health_reason=printable(entry.health_reason),
+        drained=entry.drained,
+        pci_address=entry.pci_address,
+        numa_node=entry.numa_node,
+        index=entry.index,
+        slices=entry.slices,
+        sessions=entry.sessions,
+        host=host,
+    )
+
+
+def _distances(distances: Mapping[str, Distance]) -> list[pb.GpuDistance]:
+    return [pb.GpuDistance(gpu_uuid=uuid, distance=far) for uuid, far in distances.items()]
+
+
+def _interface(entry: Interface) -> pb.NetworkInterface:
+    return pb.NetworkInterface(
+        name=entry.name,
+        state=entry.state,
+        mtu=entry.mtu,
+        speed_mbps=entry.speed_mbps or 0,
+        pci_address=entry.place.pci_address,
+        numa_node=entry.place.numa_node,
+        driver=entry.driver,
+        addresses=entry.addresses,
+        distances=_distances(entry.distances),
+    )
+
+
+def _rdma_device(entry: RdmaDevice) -> pb.RdmaDevice:
+    return pb.RdmaDevice(
+        name=entry.name,
+        pci_address=entry.place.pci_address,
+        numa_node=entry.place.numa_node,
+        ports=[
+            pb.RdmaPort(
+                number=port.number,
+                state=port.state,
+                rate_gbps=port.rate_gbps,
+                link_layer=port.link_layer,
+                interfaces=port.interfaces,
+            )
+            for port in entry.ports
+        ],
+        distances=_distances(entry.distances),
+    )
+
+
+def _peer_route(entry: PeerRoute) -> pb.PeerRoute:
+    return pb.PeerRoute(
+        name=entry.name,
+        address=entry.address,
+        resolved=entry.resolved,
+        interface=entry.interface,
+        gateway=entry.gateway,
+        source=entry.source,
+        mtu=entry.mtu,
+        problem=entry.problem,
+        paths=[
+            pb.GpuPath(
+                gpu_uuid=path.gpu_uuid,
+                interface=path.interface,
+                rdma_device=path.rdma_device,
+                rdma_port=path.rdma_port,
+                distance=path.distance.value,
+                why=path.why,
+            )
+            for path in entry.paths
+        ],
+    )
+
+
+def topology(found: Topology) -> pb.Topology:
+    """How this host is connected."""
+    return pb.Topology(
+        interfaces=[_interface(entry) for entry in found.interfaces],
+        rdma_devices=[_rdma_device(entry) for entry in found.rdma_devices],
+        peers=[_peer_route(entry) for entry in found.peers],
+        problem=found.problem,
+    )
+
+
+def piece(view: SliceView, host: str) -> pb.Slice:
+    """One slice; host: this one's name. Its compute share is recorded; nothing enforces it yet."""
     part = view.piece
     return pb.Slice(
         id=part.id,
@@ -76,6 +174,7 @@ def piece(view: SliceView) -> pb.Slice:
         created_at=part.created_at,
         lease=view.lease.id if view.lease else "",
         gpu_health=view.gpu_health.value,
+        host=part.host or host,
     )
 
 
@@ -85,6 +184,7 @@ def lease(
     book: SessionBook,
     runs: Mapping[str, Run],
     domain: str = "",
+    lent: Lent | None = None,
 ) -> pb.Lease:
     """One lease; never its key."""
     run = runs.get(entry.id)
@@ -98,6 +198,8 @@ def lease(
         pid=run.process.pid if run else 0,
         created_at=entry.created_at,
         domain=domain,
+        peer=lent.peer if lent else "",
+        consumer=lent.consumer if lent else "",
     )
 
 

@@ -27,6 +27,7 @@ GPU_FIELDS = (
     "pci_address",
     "numa_node",
     "cpu_affinity",
+    "host",
 )
 
 
@@ -46,15 +47,19 @@ def health_cell(entry: dict[str, Any]) -> str:
 
 
 @group.command("list")
+@click.option("--all-hosts", is_flag=True, help="Those of the other hosts of the pool, too.")
 @click.pass_obj
-def list_(cli: Cli) -> None:
+def list_(cli: Cli, all_hosts: bool) -> None:
     """Show all cards."""
     from gpupoold.api import gpupool_pb2 as pb
 
-    reply = cli.call("ListGpus", pb.ListGpusRequest())
+    reply = cli.call("ListGpus", pb.ListGpusRequest(all_hosts=all_hosts))
+    for problem in reply.problems:
+        click.echo(f"gpupoolctl: {problem}", err=True)
     cli.show(
         [gpu_entry(gpu) for gpu in reply.gpus],
         [
+            *([("HOST", "host")] if all_hosts else []),
             ("#", "index"),
             ("UUID", "uuid"),
             ("NAME", "name"),

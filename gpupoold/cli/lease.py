@@ -18,6 +18,8 @@ LEASE_FIELDS = (
     "pid",
     "created_at",
     "domain",
+    "peer",
+    "consumer",
 )
 
 
@@ -48,6 +50,7 @@ def list_(cli: Cli) -> None:
             ("SESSIONS", "sessions"),
             ("PID", lambda entry: str(entry["pid"] or "-")),
             ("DOMAIN", "domain"),
+            ("HOST", "peer"),
             ("SINCE", lambda entry: moment(entry["created_at"])),
         ],
         "there are no leases",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
+import uuid
+from typing import Any
 
 import click
 
@@ -14,6 +17,7 @@ from gpupoold.cli.slice import share_options, size_options
 LEASE_FILE = "GPUPOOL_LEASE_FILE"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+ASK_SECONDS = 1.0  # between two questions of who waits for room
 
 
 def environment(base: dict[str, str], lease_file: str, client_directory: str) -> dict[str, str]:
@@ -39,10 +43,22 @@ def find_program(name: str) -> str:
     raise CommandError(f"{name}: there is no such program", NOT_FOUND)
 
 
+def _start(cli: Cli, request: Any) -> Any:
+    """Asks until there is room, if the request has a ticket; tells on standard error how it is."""
+    shown = (0, "")
+    while (reply := cli.call("StartRun", request)).place:
+        if shown != (reply.place, reply.why):
+            shown = (reply.place, reply.why)
+            click.echo(f"gpupoolctl: waiting, place {reply.place}: {reply.why}", err=True)
+        time.sleep(ASK_SECONDS)
+    return reply
+
+
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option("--slice", "slice_name", metavar="N", help="An existing slice.")
 @size_options(required=False)
 @click.option("--gpu", default="", metavar="UUID", help="The card of a temporary slice.")
+@click.option("--wait", is_flag=True, help="Wait for room: by priority, then first come.")
 @share_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -52,6 +68,7 @@ def run(
     compute: int | None,
     memory: int | None,
     gpu: str,
+    wait: bool,
     mode: str,
     priority: int | None,
     command: tuple[str, ...],
@@ -59,7 +76,8 @@ def run(
     """Run a CUDA program on a slice: `run --slice N -- CMD` or
     `run --compute PCT --memory MIB -- CMD`.
 
-    The second form makes a slice for this one process and removes it when the process ends. The
+    The second form makes a slice for this one process, on this host or, where that has no room, on
+    another one of the pool, and removes it when the process ends. The
     program's exit status is passed on. Device queries of CUDA see the slice; nvidia-smi and other
     users of NVML still see the host's own driver.
     """
@@ -72,13 +90,16 @@ def run(
         raise click.UsageError("--slice needs a name")
     if slice_name is not None and (gpu or priority is not None or mode != "hard"):
         raise click.UsageError("--gpu, --mode and --priority belong to a temporary slice")
+    if slice_name is not None and wait:
+        raise click.UsageError("--wait belongs to a temporary slice")
     program = find_program(command[0])
 
     from gpupoold.api import gpupool_pb2 as pb
 
-    reply = cli.call(
-        "StartRun",
+    reply = _start(
+        cli,
         pb.StartRunRequest(
+            ticket=str(uuid.uuid4()) if wait else "",
             slice=slice_name or "",
             compute_percent=compute or 0,
             memory_mib=memory or 0,

@@ -30,6 +30,7 @@ SLICE_FIELDS = (
     "created_at",
     "lease",
     "gpu_health",
+    "host",
 )
 
 
@@ -105,6 +106,7 @@ def group() -> None:
     show_default=True,
     help="mig and whole are not in this release.",
 )
+@click.option("--host", default="", metavar="NAME", help="Of the pool; this one unless given.")
 @click.option("--gpu", default="", metavar="UUID", help="The card; else the daemon chooses.")
 @size_options(required=True)
 @click.option("--profile", default="", metavar="P", help="MIG profile, for --kind mig.")
@@ -114,6 +116,7 @@ def create(
     cli: Cli,
     name: str,
     kind: str,
+    host: str,
     gpu: str,
     compute: int,
     memory: int,
@@ -129,6 +132,7 @@ def create(
         pb.CreateSliceRequest(
             name=name,
             kind=kind,
+            host=host,
             gpu=gpu,
             compute_percent=compute,
             memory_mib=memory,
@@ -143,7 +147,7 @@ def create(
     else:
         click.echo(
             f"slice {reply.name}: {reply.compute_percent} % and {reply.memory_mib} MiB of "
-            f"{reply.gpu_uuid}; programs see it as {reply.uuid}"
+            f"{reply.gpu_uuid} of host {reply.host}; programs see it as {reply.uuid}"
         )
 
 
@@ -166,6 +170,7 @@ def list_(cli: Cli) -> None:
             ("MEMORY MIB", "memory_mib"),
             ("USED MIB", "memory_used_mib"),
             ("SESSIONS", "sessions"),
+            ("HOST", "host"),
             ("GPU", "gpu_uuid"),
         ],
         "there are no slices",

@@ -68,6 +68,8 @@ def serve(arguments: list[str]) -> None:
     from gpupoold.gpus import Driver
     from gpupoold.guests.containers import Containers, clean_up
     from gpupoold.guests.manager import Guests
+    from gpupoold.hosts.borrowing import Borrowing
+    from gpupoold.hosts.server import PeerServer
     from gpupoold.pool import Pool
     from gpupoold.store import Store
 
@@ -91,6 +93,9 @@ def serve(arguments: list[str]) -> None:
         store.open()
         driver.open()
         pool = Pool(settings, store, driver)
+        if settings.peers:
+            pool.borrowing = Borrowing(pool)
+            pool.after_slices_change.append(pool.borrowing.slices_changed)
         guests = Guests(settings, pool) if settings.libvirt_uri else None
         containers = Containers(settings, pool) if settings.cdi_dir else None
         try:
@@ -108,6 +113,11 @@ def serve(arguments: list[str]) -> None:
             containers.start()
         else:
             clean_up(settings)
+        if pool.borrowing is not None:
+            pool.borrowing.start()
+        others = PeerServer(settings, pool) if settings.peer_listen else None
+        if others is not None:
+            others.start()
         api = ApiServer(settings, pool, (root_claim.socket, claim.socket), guests)
         api.start()
         LOG.info("gpupoold %s serves %s", gpupoold.version(), settings.api_socket)
@@ -116,6 +126,10 @@ def serve(arguments: list[str]) -> None:
         _notify("STOPPING=1")
         LOG.info("gpupoold ends; running programs go on")
         api.stop()
+        if others is not None:
+            others.stop()
+        if pool.borrowing is not None:
+            pool.borrowing.stop()
         if guests is not None:
             guests.stop()
         if containers is not None:

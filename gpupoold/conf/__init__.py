@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpupoold.conf.load import Settings, load, set_up_logging, unknown_options
+from gpupoold.conf.load import PeerSettings, Settings, load, set_up_logging, unknown_options
 
-__all__ = ["Settings", "load", "set_up_logging", "unknown_options"]
+__all__ = ["PeerSettings", "Settings", "load", "set_up_logging", "unknown_options"]

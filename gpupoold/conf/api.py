@@ -9,9 +9,9 @@ GROUP = "api"
 OPTIONS = [
     cfg.StrOpt(
         "tcp_listen",
-        help="Address HOST:PORT of the interface over TCP with mutual TLS. Not in this release: "
-        "gpupoold refuses to start when it is set. The interface is on a unix socket, "
-        "gpupoold.sock in run_dir, where the caller's user is known from the kernel.",
+        help="ADDRESS:PORT where other hosts of the pool reach this gpupoold, with mutual TLS "
+        "([relay] certificate_file). Unset: none do. Users have the unix socket, gpupoold.sock in "
+        "run_dir, where the caller is known from the kernel.",
     ),
     cfg.IntOpt(
         "max_connections",

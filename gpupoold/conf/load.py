@@ -28,6 +28,17 @@ LONGEST_SOCKET = "private/api.sock"
 
 
 @dataclass(frozen=True)
+class PeerSettings:
+    """Another host of the pool, and what it may have of this one at once."""
+
+    name: str  # as in its certificate
+    address: str  # ADDRESS:PORT of its gpupoold
+    slices: int
+    compute_percent: int  # 0: no limit of its own
+    memory_mib: int  # 0: no limit of its own
+
+
+@dataclass(frozen=True)
 class Settings:
     """The configuration of one gpupoold; paths are absolute. See the sample file for each value."""
 
@@ -68,6 +79,13 @@ class Settings:
     libvirt_qemu_pid_dir: str
     cdi_dir: str  # empty: no containers
     container_library_dirs: tuple[str, ...]
+    certificate_file: str  # empty: nothing to do with other hosts
+    key_file: str
+    ca_file: str
+    peer_listen: str  # empty: other hosts do not reach this gpupoold
+    relay_listen: str  # empty: lends no GPU
+    peers: tuple[PeerSettings, ...]
+    interruption: int  # seconds
 
     @property
     def api_socket(self) -> str:
@@ -298,15 +316,6 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
     driver = conf.gpus.driver_directory or ""
     if driver and not os.path.isabs(driver):
         raise _wrong(conf, "gpus", "driver_directory", driver, "must be an absolute path")
-    if conf.api.tcp_listen:
-        raise _wrong(
-            conf,
-            "api",
-            "tcp_listen",
-            conf.api.tcp_listen,
-            "the interface over TCP is not in this release; remove the option and use the unix "
-            f"socket {os.path.join(run_dir, 'gpupoold.sock')}",
-        )
     tcp = conf.broker.tcp_listen or ""
     if tcp:
         _check_loopback(conf, tcp)
@@ -364,7 +373,77 @@ def _settings(conf: cfg.ConfigOpts) -> Settings:
         libvirt_qemu_pid_dir=conf.libvirt.qemu_pid_dir,
         cdi_dir=os.path.normpath(conf.containers.cdi_dir) if conf.containers.cdi_dir else "",
         container_library_dirs=_library_dirs(conf),
+        **_relay(conf),
     )
+
+
+def _relay(conf: cfg.ConfigOpts) -> dict[str, Any]:
+    """What concerns other hosts."""
+    files = {name: conf.relay[name] or "" for name in ("certificate_file", "key_file", "ca_file")}
+    for name, path in files.items():
+        if path and not os.path.isabs(path):
+            raise _wrong(conf, "relay", name, path, "must be an absolute path")
+        if not path and any(files.values()):
+            raise _wrong(
+                conf, "relay", name, "", "certificate_file, key_file and ca_file belong together"
+            )
+    peer_listen = conf.api.tcp_listen or ""
+    if peer_listen and not any(files.values()):
+        raise _wrong(
+            conf,
+            "api",
+            "tcp_listen",
+            peer_listen,
+            "needs [relay] certificate_file, key_file and ca_file: nothing is served over TCP "
+            "without TLS",
+        )
+    if peer_listen:
+        _check_address(conf, "api", "tcp_listen", peer_listen)
+    listen = conf.relay.listen or ""
+    if listen and not any(files.values()):
+        raise _wrong(conf, "relay", "listen", listen, "needs certificate_file, key_file, ca_file")
+    if listen:
+        _check_address(conf, "relay", "listen", listen)
+        try:
+            ipaddress.ip_address(listen.rpartition(":")[0].strip("[]"))
+        except ValueError:
+            raise _wrong(conf, "relay", "listen", listen, "must begin with a number") from None
+    peers = tuple(_peer(conf, line) for line in conf.relay.peer)
+    names = [peer.name for peer in peers]
+    for name in names:
+        if names.count(name) > 1 or name == conf.host:
+            raise _wrong(conf, "relay", "peer", name, "is named twice, or is this host")
+    if peers and not any(files.values()):
+        raise _wrong(
+            conf, "relay", "peer", names[0], "needs certificate_file, key_file and ca_file"
+        )
+    return {
+        **files,
+        "peer_listen": peer_listen,
+        "relay_listen": listen,
+        "peers": peers,
+        "interruption": conf.relay.interruption,
+    }
+
+
+def _check_address(conf: cfg.ConfigOpts, group: str, option: str, value: str) -> None:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):(\d{1,5})", value)
+    if not match or int(match.group(2)) > 65535:
+        raise _wrong(conf, group, option, value, "must be ADDRESS:PORT or [ADDRESS]:PORT")
+
+
+def _peer(conf: cfg.ConfigOpts, line: str) -> PeerSettings:
+    words = line.split()
+    limits = {"slices": 0, "compute": 0, "memory": 0}
+    for word in words[2:]:
+        name, _, value = word.partition("=")
+        if name not in limits or not re.fullmatch(r"\d{1,9}", value):
+            raise _wrong(conf, "relay", "peer", line, f"{word} is not slices=, compute= or memory=")
+        limits[name] = int(value)
+    if len(words) < 2:
+        raise _wrong(conf, "relay", "peer", line, "must be NAME ADDRESS:PORT [slices=N] …")
+    _check_address(conf, "relay", "peer", words[1])
+    return PeerSettings(words[0], words[1], limits["slices"], limits["compute"], limits["memory"])
 
 
 def _spinners(configured: int | None) -> int:

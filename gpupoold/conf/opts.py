@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from gpupoold.conf import api, base, broker, containers, gpus, libvirt
+from gpupoold.conf import api, base, broker, containers, gpus, libvirt, relay
 
-GROUPS = (base, gpus, api, broker, libvirt, containers)
+GROUPS = (base, gpus, api, broker, libvirt, containers, relay)
 
 
 def list_opts() -> list[tuple[str, Any]]:

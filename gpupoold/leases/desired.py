@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupoold.conf import Settings
 from gpupoold.leases import broker_pb2 as pb
-from gpupoold.model import Guest, Lease, LeaseKind, Run, Slice, SliceMode
+from gpupoold.model import (
+    Borrowed,
+    BorrowedState,
+    Guest,
+    Lease,
+    LeaseKind,
+    Lent,
+    Run,
+    Slice,
+    SliceMode,
+)
 from gpupoold.slices.identity import parse_pci_address
 
 #: a packet of the broker's socket has at most 64 KiB; this much is filled
@@ -27,6 +37,8 @@ class Desired:
     runs: Sequence[Run]
     guests: Sequence[Guest] = ()
     driver_version: str = ""
+    borrowed: Mapping[str, Borrowed] = field(default_factory=dict)  # by slice
+    lent: Mapping[str, Lent] = field(default_factory=dict)  # by lease
 
 
 def virtual_uuid_bytes(text: str) -> bytes:
@@ -36,7 +48,18 @@ def virtual_uuid_bytes(text: str) -> bytes:
 
 def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
     """What concerns the broker of the settings and of the driver."""
+    relay = None
+    if settings.certificate_file:
+        relay = pb.RelaySettings(
+            host=settings.host,
+            certificate_file=settings.certificate_file,
+            key_file=settings.key_file,
+            ca_file=settings.ca_file,
+            listen=settings.relay_listen,
+            interruption_ms=settings.interruption * 1000,
+        )
     return pb.Settings(
+        relay=relay,
         driver_directory=settings.driver_directory,
         worker_user=settings.worker_user,
         tcp_listen=settings.broker_tcp_listen,
@@ -58,9 +81,9 @@ def settings_message(settings: Settings, driver_version: str) -> pb.Settings:
     )
 
 
-def _slice_message(piece: Slice) -> pb.Slice:
+def _slice_message(piece: Slice, borrowed: Borrowed | None) -> pb.Slice:
     domain, bus, device = parse_pci_address(piece.pci_address)
-    return pb.Slice(
+    message = pb.Slice(
         id=virtual_uuid_bytes(piece.virtual_uuid),
         name=piece.name,
         gpu_uuid=piece.gpu_uuid,
@@ -71,8 +94,25 @@ def _slice_message(piece: Slice) -> pb.Slice:
         compute_percent=piece.compute_percent,
         mode=pb.ELASTIC if piece.mode == SliceMode.ELASTIC else pb.HARD,
         priority=piece.priority,
-        worker=pb.LocalWorker(),
     )
+    if borrowed is None or borrowed.grant is None:
+        message.worker.SetInParent()
+        return message
+    grant = borrowed.grant
+    message.relay.peer = borrowed.host
+    message.relay.address = grant.address
+    message.relay.lease = uuid.UUID(grant.lease_id).bytes
+    message.relay.key = grant.key
+    message.relay.snapshot = grant.snapshot
+    return message
+
+
+def _is_there(piece: Slice, present: set[str], borrowed: Mapping[str, Borrowed]) -> bool:
+    """Whether its card is here, or its host has given it."""
+    if not piece.host:
+        return piece.gpu_uuid in present
+    entry = borrowed.get(piece.id)
+    return entry is not None and entry.state == BorrowedState.HELD
 
 
 def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
@@ -82,18 +122,22 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
     guests = {guest.id: guest for guest in desired.guests}
     for lease in desired.leases:
         pieces = [desired.slices[slice_id] for slice_id in lease.slice_ids]
-        if not pieces or any(piece.gpu_uuid not in present for piece in pieces):
+        if not pieces or not all(_is_there(piece, present, desired.borrowed) for piece in pieces):
             continue
         message = pb.Lease(
             id=uuid.UUID(lease.id).bytes,
             key=lease.key,
             consumer=f"user {lease.owner_uid}",
-            slices=[_slice_message(piece) for piece in pieces],
+            slices=[_slice_message(piece, desired.borrowed.get(piece.id)) for piece in pieces],
             uid=lease.owner_uid,
         )
         if lease.kind == LeaseKind.OWNER and desired.settings.cdi_dir:
             message.socket.name = pieces[0].virtual_uuid
             message.socket.uid = lease.owner_uid
+        if lease.id in desired.lent:
+            lent = desired.lent[lease.id]
+            message.peer = lent.peer
+            message.consumer = f"host {lent.peer}: {lent.consumer}"
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"
             message.port = guests[lease.id].port_path

@@ -52,6 +52,7 @@ class BrokerLink:
         self.client = BrokerClient(settings.broker_socket, self)
         self._dirty = threading.Event()
         self._stopping = False
+        self.relay_address = ""  #: where relays of other hosts are waited for
         self._pusher = threading.Thread(target=self._push_when_dirty, name="pusher", daemon=True)
 
     @property
@@ -124,6 +125,8 @@ class BrokerLink:
             runs,
             self._store.guests(),
             self._driver.version,
+            self._store.borrowed(),
+            self._store.lent(),
         )
 
     def broker_state(self, state: pb.State) -> None:
@@ -139,6 +142,9 @@ class BrokerLink:
         """A pushed state is in force (Listener)."""
         if applied.tcp_error:
             LOG.error("the broker does not listen on TCP: %s", applied.tcp_error)
+        if applied.relay_error:
+            LOG.error("relays of other hosts cannot come: %s", applied.relay_error)
+        self.relay_address = applied.relay_address
         for refused in applied.refused:
             LOG.warning("the broker refused %s: %s", refused.id.hex(), refused.sentence)
         if self._runs.set_tcp_address(applied.tcp_address):

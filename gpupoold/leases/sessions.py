@@ -42,6 +42,7 @@ class SessionBook:
         self._sessions: dict[bytes, pb.SessionState] = {}
         self._used: dict[str, int] = {}  # virtual uuid without "GPU-" -> bytes
         self._device_problems: dict[str, str] = {}  # GPU uuid -> sentence
+        self._snapshots: dict[str, bytes] = {}  # GPU uuid -> what clients are told
 
     def clear(self) -> None:
         """Nothing is known any more."""
@@ -49,13 +50,16 @@ class SessionBook:
             self._sessions = {}
             self._used = {}
             self._device_problems = {}
+            self._snapshots = {}
 
     def take_state(self, state: pb.State) -> None:
         """Replaces all by the truth."""
         sessions = {entry.id: entry for entry in state.sessions}
         used = {text_of(entry.id): entry.used_bytes for entry in state.slices}
         problems = {entry.uuid: entry.sentence for entry in state.devices if not entry.ready}
+        snapshots = {entry.uuid: entry.snapshot for entry in state.devices if entry.ready}
         with self._lock:
+            self._snapshots = snapshots
             self._sessions = sessions
             self._used = used
             self._device_problems = problems
@@ -87,6 +91,11 @@ class SessionBook:
         """Why the broker cannot use a card; empty: it can, or has not looked yet."""
         with self._lock:
             return self._device_problems.get(gpu_uuid, "")
+
+    def snapshot(self, gpu_uuid: str) -> bytes:
+        """What the broker tells clients of a card; empty: it cannot use it, or has not looked."""
+        with self._lock:
+            return self._snapshots.get(gpu_uuid, b"")
 
     def count(self, lease_id: str) -> int:
         """How many sessions a lease has."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpupoold.errors import Conflict, InvalidRequest, NoCapacity, NotFound, NotInThisRelease
+from gpupoold.errors import Conflict, InvalidRequest, NoCapacity, NoRoom, NotFound, NotInThisRelease
 from gpupoold.model import (
     NAME_PATTERN,
     PRIORITY_RANGE,
@@ -179,7 +179,7 @@ def plan_slice(
     """
     kind, mode = check_request(request)
     if not states:
-        raise NoCapacity("this host has no GPU")
+        raise NoRoom("this host has no GPU")
     what = f"{request.compute_percent} % and {request.memory_mib} MiB"
     if request.gpu:
         state = find_gpu(states, request.gpu)
@@ -200,7 +200,7 @@ def plan_slice(
         else:
             fitting.append((_free_share(room), state.gpu.index, state))
     if not fitting:
-        raise NoCapacity(f"no GPU has room for {what}: {'; '.join(reasons)}")
+        raise NoRoom(f"no GPU has room for {what}: {'; '.join(reasons)}")
     if policy == "spread":
         chosen = min(fitting, key=lambda entry: (-entry[0], entry[1]))
     else:

@@ -17,12 +17,16 @@ from typing import Any
 from gpupoold.directories import own_directory
 from gpupoold.errors import AlreadyExists, StateError, StateWriteFailed
 from gpupoold.model import (
+    Borrowed,
+    BorrowedState,
     Event,
     Gpu,
     GpuMode,
+    Grant,
     Guest,
     Lease,
     LeaseKind,
+    Lent,
     ProcessIdentity,
     Run,
     Slice,
@@ -103,7 +107,7 @@ class Transaction:
         """Adds a slice; raises AlreadyExists if the name is taken."""
         try:
             self._db.execute(
-                "INSERT INTO slices VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO slices VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     piece.id,
                     piece.name,
@@ -118,6 +122,7 @@ class Transaction:
                     piece.owner_uid,
                     int(piece.temporary),
                     piece.created_at,
+                    piece.host,
                 ),
             )
         except sqlite3.IntegrityError as error:
@@ -148,8 +153,62 @@ class Transaction:
         """Removes a lease and its runs; its slices stay."""
         self._db.execute("DELETE FROM leases WHERE id = ?", (lease_id,))
 
+    def ask_for(self, slice_id: str) -> None:
+        """The slice is on another host, which is about to be asked for it."""
+        self._db.execute(
+            "INSERT INTO borrowed (slice_id, state) VALUES (?, ?)",
+            (slice_id, BorrowedState.ASKING.value),
+        )
+
+    def hold(self, slice_id: str, grant: Grant) -> bool:
+        """The other host has given it; False: nobody wants it any more."""
+        cursor = self._db.execute(
+            "UPDATE borrowed SET state = ?, lease_id = ?, key = ?, address = ?, snapshot = ?"
+            " WHERE slice_id = ? AND state = ?",
+            (
+                BorrowedState.HELD.value,
+                grant.lease_id,
+                grant.key,
+                grant.address,
+                grant.snapshot,
+                slice_id,
+                BorrowedState.ASKING.value,
+            ),
+        )
+        self._db.execute("UPDATE slices SET gpu_uuid = ? WHERE id = ?", (grant.gpu_uuid, slice_id))
+        return cursor.rowcount == 1
+
+    def lose(self, slice_id: str) -> bool:
+        """The other host does not know of it; False: that was known."""
+        cursor = self._db.execute(
+            "UPDATE borrowed SET state = ? WHERE slice_id = ? AND state = ?",
+            (BorrowedState.LOST.value, slice_id, BorrowedState.HELD.value),
+        )
+        return cursor.rowcount == 1
+
+    def give_back(self, lease_id: str, host: str) -> None:
+        """A lease of another host is not needed: it is to be told."""
+        self._db.execute("INSERT OR IGNORE INTO giving_back VALUES (?, ?)", (lease_id, host))
+
+    def given_back(self, lease_id: str) -> None:
+        """The other host knows."""
+        self._db.execute("DELETE FROM giving_back WHERE lease_id = ?", (lease_id,))
+
+    def lend(self, lent: Lent) -> None:
+        """A lease goes to another host."""
+        self._db.execute(
+            "INSERT INTO lent VALUES (?, ?, ?)", (lent.lease_id, lent.peer, lent.consumer)
+        )
+
     def delete_slice(self, slice_id: str) -> None:
-        """Removes a slice, and its lease if it was the last one in it."""
+        """Removes a slice, and its lease if it was the last one in it. One of another host is to be
+        given back."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO giving_back SELECT borrowed.lease_id, slices.host FROM borrowed"
+            " JOIN slices ON slices.id = borrowed.slice_id"
+            " WHERE borrowed.slice_id = ? AND borrowed.state = ?",
+            (slice_id, BorrowedState.HELD.value),
+        )
         row = self._db.execute(
             "SELECT lease_id FROM lease_slices WHERE slice_id = ?", (slice_id,)
         ).fetchone()
@@ -461,7 +520,7 @@ class Store:
         """All slices, oldest first."""
         rows = self._rows(
             "SELECT id, name, kind, gpu_uuid, compute_percent, memory_mib, mode, priority,"
-            " virtual_uuid, pci_address, owner_uid, temporary, created_at FROM slices"
+            " virtual_uuid, pci_address, owner_uid, temporary, created_at, host FROM slices"
             " ORDER BY created_at, id"
         )
         return [
@@ -479,9 +538,34 @@ class Store:
                 row[10],
                 bool(row[11]),
                 row[12],
+                row[13],
             )
             for row in rows
         ]
+
+    def borrowed(self) -> dict[str, Borrowed]:
+        """Those slices that are on other hosts, by id."""
+        rows = self._rows(
+            "SELECT slices.id, slices.host, borrowed.state, borrowed.lease_id, borrowed.address,"
+            " slices.gpu_uuid, borrowed.key, borrowed.snapshot"
+            " FROM borrowed JOIN slices ON slices.id = borrowed.slice_id"
+        )
+        return {
+            row[0]: Borrowed(
+                row[0], row[1], BorrowedState(row[2]), Grant(*row[3:8]) if row[3] else None
+            )
+            for row in rows
+        }
+
+    def giving_back(self) -> list[tuple[str, str]]:
+        """(lease, host) of what other hosts are still to be told."""
+        return [(row[0], row[1]) for row in self._rows("SELECT lease_id, host FROM giving_back")]
+
+    def lent(self) -> dict[str, Lent]:
+        """Leases that other hosts have, by id."""
+        return {
+            row[0]: Lent(*row) for row in self._rows("SELECT lease_id, peer, consumer FROM lent")
+        }
 
     def leases(self) -> list[Lease]:
         """All leases, oldest first."""

@@ -7,6 +7,8 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
 #include "broker/log.h"
 #include "broker/sockets.h"
 
@@ -61,6 +63,7 @@ Broker::Broker(const BrokerOptions& options)
                       return lease->key;
                     },
                     [this](const Door::Guest& guest) {
+                      if (!is_its_hosts(guest)) return;
                       const uint16_t purpose = guest->handshake().hello().purpose;
                       if (purpose == static_cast<uint16_t>(wire::ConnectionPurpose::kStatus)) {
                         status_.on_proven(guest);
@@ -73,6 +76,7 @@ Broker::Broker(const BrokerOptions& options)
       status_(door_, leases_, devices_, sessions_),
       slice_sockets_(door_, options.run_dir),
       ports_(loop_, door_, leases_, devices_),
+      relays_(loop_, door_, workers_),
       control_(
           loop_, listen_unix(options.run_dir + "/broker.sock", SOCK_SEQPACKET, 0600),
           {[this] { on_connect(); }, [this] { events_.connect({}); },
@@ -226,11 +230,30 @@ void Broker::apply(uint64_t request, const Push& push) {
   workers_.keep_warm(std::move(usable));
   ports_.apply(settings.regions());
   ports_.listen(settings.vsock_port());
+  sessions_.set_interruption(settings.relay().interruption_ms());
+  relays_.configure(settings.relay(), applied);
   listen_tcp(settings.tcp_listen(), applied);
 
   if (request == 0) return;
   answer->set_request(request);
   control_.send(message);
+}
+
+// A lease that another host has is for the relay of that host alone, and no other lease for any.
+bool Broker::is_its_hosts(const Door::Guest& guest) {
+  const wire::Uuid id = guest->handshake().lease();
+  const LeaseEntry* lease = leases_.find(id);
+  const Peer& peer = guest->peer();
+  const bool relayed = peer.carrier == "relay";
+  if (lease == nullptr || (!relayed && lease->peer.empty())) return true;
+  if (relayed && !lease->peer.empty() &&
+      std::find(peer.hosts.begin(), peer.hosts.end(), lease->peer) != peer.hosts.end()) {
+    return true;
+  }
+  door_.refuse(guest, wire::RefusalCode::kUnknownLease,
+               "lease " + wire::format_uuid(id) + " is not for " +
+                   (relayed ? peer.address : std::string("programs of this host")));
+  return false;
 }
 
 void Broker::listen_tcp(const std::string& address, Applied* applied) {
@@ -240,7 +263,7 @@ void Broker::listen_tcp(const std::string& address, Applied* applied) {
     tcp_error_.clear();
     tcp_listen_ = address;
     if (!address.empty()) {
-      Fd listener = listen_loopback(address, &tcp_address_, &tcp_error_);
+      Fd listener = broker::listen_tcp(address, "tcp_listen", true, &tcp_address_, &tcp_error_);
       if (listener) {
         door_.listen(std::move(listener), "tcp");
       } else {

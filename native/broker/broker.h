@@ -10,6 +10,7 @@
 #include "broker/leases.h"
 #include "broker/loop.h"
 #include "broker/ports.h"
+#include "broker/relays.h"
 #include "broker/sessions.h"
 #include "broker/slice_sockets.h"
 #include "broker/status.h"
@@ -35,6 +36,7 @@ class Broker {
   void on_message(const ToBroker& message);
   void on_push(uint64_t request, const Push& push);
   void apply(uint64_t request, const Push& push);
+  bool is_its_hosts(const Door::Guest& guest);
   void listen_tcp(const std::string& address, Applied* applied);
   void answer(uint64_t request, Code code, const std::string& sentence);
   void answer_query(uint64_t request);
@@ -55,6 +57,7 @@ class Broker {
   StatusDesk status_;
   SliceSockets slice_sockets_;
   PortTable ports_;
+  RelayTable relays_;
   ControlSocket control_;
 
   uint64_t generation_ = 0;             // in force

@@ -58,6 +58,10 @@ Device::Status DeviceTable::snapshots(const LeaseEntry& lease,
                                       std::vector<wire::DeviceSnapshot>* snapshots,
                                       std::string* why) const {
   for (const SliceSpec& slice : lease.slices) {
+    if (slice.relay != nullptr) {
+      snapshots->push_back(slice_snapshot(slice.relay->snapshot, slice));
+      continue;
+    }
     const Device* device = find(slice.gpu);
     if (device == nullptr || device->status == Device::Status::kFailed) {
       *why = "GPU " + slice.gpu +
@@ -65,7 +69,7 @@ Device::Status DeviceTable::snapshots(const LeaseEntry& lease,
       return Device::Status::kFailed;
     }
     if (device->status == Device::Status::kProbing) return Device::Status::kProbing;
-    snapshots->push_back(slice_snapshot(*device, slice));
+    snapshots->push_back(slice_snapshot(device->snapshot, slice));
   }
   return Device::Status::kReady;
 }
@@ -99,8 +103,8 @@ void DeviceTable::probe(const std::string& gpu) {
   });
 }
 
-wire::DeviceSnapshot slice_snapshot(const Device& device, const SliceSpec& slice) {
-  wire::DeviceSnapshot snapshot = device.snapshot;
+wire::DeviceSnapshot slice_snapshot(const wire::DeviceSnapshot& device, const SliceSpec& slice) {
+  wire::DeviceSnapshot snapshot = device;
   memcpy(snapshot.uuid, slice.id.data(), sizeof snapshot.uuid);
   snapshot.memory_bytes = slice.account->limit();
   snapshot.compute_percent = slice.compute_percent;
@@ -121,6 +125,7 @@ void describe_device(const std::string& gpu, const Device& device, DeviceState* 
   state->set_cc_major(static_cast<uint32_t>(device.snapshot.attributes[kComputeCapabilityMajor]));
   state->set_cc_minor(static_cast<uint32_t>(device.snapshot.attributes[kComputeCapabilityMinor]));
   state->set_driver_version(device.snapshot.driver_version);
+  state->set_snapshot(&device.snapshot, sizeof device.snapshot);
 }
 
 }  // namespace gpupool::broker

@@ -50,7 +50,7 @@ class DeviceTable {
 };
 
 // The device as the slice's tenant sees it: UUID, PCI address and memory are the slice's own.
-wire::DeviceSnapshot slice_snapshot(const Device& device, const SliceSpec& slice);
+wire::DeviceSnapshot slice_snapshot(const wire::DeviceSnapshot& device, const SliceSpec& slice);
 
 void describe_device(const std::string& gpu, const Device& device, DeviceState* state);
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "broker/fd.h"
 #include "broker/loop.h"
@@ -19,10 +20,13 @@ class Region;
 constexpr uint32_t kUnknownUid = 0xffffffff;
 
 struct Peer {
-  std::string carrier;         // "unix", "tcp", "virtio-serial" or "vsock"
+  std::string carrier;         // "unix", "tcp", "virtio-serial", "vsock" or "relay"
   uint32_t uid = kUnknownUid;  // unix: from the kernel
   uint32_t pid = 0;            // unix: from the kernel
-  std::string address;         // tcp: the other side's, without its port
+  std::string address;         // tcp: the other side's, without its port; relay: its host's name
+  std::vector<std::string> hosts = {};  // relay: all names in its certificate
+  // relay: told what its session has of the device, and how busy it keeps that.
+  std::function<void(uint64_t bytes, uint32_t busy_permille)> on_usage = {};
 };
 
 // A socket or a port that stands for one lease: whoever is let in needs no key, and names no lease.

@@ -17,6 +17,7 @@
 namespace gpupool::broker {
 namespace {
 
+constexpr size_t kMaxAddress = 280;
 constexpr size_t kMaxLeases = 100000;
 constexpr int kMaxSlicesPerLease = 64;
 constexpr uint32_t kNobody = 0xffffffff;  // means "as it is" to chown
@@ -50,16 +51,46 @@ uint64_t start_time_of(uint32_t pid) {
   return at == nullptr ? 0 : strtoull(at + 1, nullptr, 10);
 }
 
-bool check_slice(const Slice& slice, const std::set<std::string>& gpus, SliceSpec* out,
-                 std::string* why) {
+bool is_host_name(const std::string& name) {
+  return !name.empty() && name.size() < 256 &&
+         std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
+}
+
+bool check_relay(const Relay& relay, const std::string& name, SliceSpec* out, std::string* why) {
+  auto spec = std::make_shared<RelaySpec>();
+  spec->peer = relay.peer();
+  spec->address = relay.address();
+  if (!is_host_name(spec->peer) || spec->address.empty() || spec->address.size() > kMaxAddress) {
+    return *why = name + ": the host that it is on has no name or address", false;
+  }
+  if (!take(relay.lease(), spec->lease.data(), spec->lease.size()) ||
+      !take(relay.key(), spec->key.data(), spec->key.size())) {
+    return *why = name + ": there is no lease of the host that it is on", false;
+  }
+  if (relay.snapshot().size() != sizeof spec->snapshot) {
+    return *why = name + ": the host that it is on tells of its device what this one does not know",
+           false;
+  }
+  memcpy(&spec->snapshot, relay.snapshot().data(), sizeof spec->snapshot);
+  spec->snapshot.name[sizeof spec->snapshot.name - 1] = '\0';
+  out->relay = std::move(spec);
+  return true;
+}
+
+bool check_slice(const Slice& slice, const std::set<std::string>& gpus, bool has_relays,
+                 SliceSpec* out, std::string* why) {
   if (!take(slice.id(), out->id.data(), out->id.size())) {
     return *why = "a slice's id is not 16 bytes", false;
   }
   const std::string name = "slice " + wire::format_uuid(out->id);
-  if (slice.has_relay())
-    return *why = name + " is on another host: this broker has no relay", false;
-  if (!slice.has_worker()) return *why = name + " says neither worker nor relay", false;
-  if (!gpus.contains(slice.gpu_uuid())) {
+  if (slice.has_relay()) {
+    if (!has_relays) {
+      return *why = name + " is on another host, and no certificate is set up", false;
+    }
+    if (!check_relay(slice.relay(), name, out, why)) return false;
+  } else if (!slice.has_worker()) {
+    return *why = name + " says neither worker nor relay", false;
+  } else if (!gpus.contains(slice.gpu_uuid())) {
     return *why = name + ": GPU " + slice.gpu_uuid() + " is not among the GPUs of the push", false;
   }
   if (slice.memory_bytes() == 0) return *why = name + " has no memory", false;
@@ -118,7 +149,8 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
     }
     for (const Slice& slice : pushed.slices()) {
       SliceSpec spec;
-      if (!check_slice(slice, gpus, &spec, why)) return *why = name + ": " + *why, std::nullopt;
+      if (!check_slice(slice, gpus, state.settings.has_relay(), &spec, why))
+        return *why = name + ": " + *why, std::nullopt;
       if (!slice_ids.insert(spec.id).second) {
         return *why = "slice " + wire::format_uuid(spec.id) + " is there twice", std::nullopt;
       }
@@ -128,6 +160,10 @@ std::optional<DesiredState> check_push(const Push& push, std::string* why) {
     lease.max_sessions = pushed.max_sessions();
     lease.port = pushed.port();
     if (pushed.has_uid()) lease.user = pushed.uid();
+    lease.peer = pushed.peer();
+    if (!lease.peer.empty() && !is_host_name(lease.peer)) {
+      return *why = name + ": the name of its host is none", std::nullopt;
+    }
     if (!lease.port.empty()) {
       if (lease.port[0] != '/' || lease.port.size() > kMaxUnixPath) {
         return *why = name + ": its port is not an absolute path of at most 107 bytes",
@@ -274,6 +310,7 @@ void LeaseTable::apply(DesiredState& desired, Applied* applied) {
     kept.port = lease->port;
     kept.vsock_cid = lease->vsock_cid;
     kept.region = lease->region;
+    kept.peer = lease->peer;
     kept.slices = std::move(lease->slices);
     if (kept.process_pid != lease->process_pid || kept.process_start != lease->process_start) {
       if (kept.pidfd) loop_.forget(kept.pidfd.get());

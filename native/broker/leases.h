@@ -19,6 +19,15 @@ namespace gpupool::broker {
 
 class EventLoop;
 
+// Where a slice of another host is, and what gives this one a right to it there.
+struct RelaySpec {
+  std::string peer;     // the host's name in its certificate
+  std::string address;  // of its relays' door
+  wire::Uuid lease{};
+  wire::LeaseKey key{};
+  wire::DeviceSnapshot snapshot{};
+};
+
 struct SliceSpec {
   wire::Uuid id{};
   std::string name;
@@ -28,6 +37,7 @@ struct SliceSpec {
   uint32_t compute_percent = 0;
   Mode mode = HARD;
   int32_t priority = 0;
+  std::shared_ptr<RelaySpec> relay;  // null: it is of this host
   std::shared_ptr<SliceAccount> account;
 };
 
@@ -51,6 +61,7 @@ struct LeaseEntry {
   std::string port;              // path of a virtual machine's port; empty: none
   uint32_t vsock_cid = 0;        // of a virtual machine; 0: none
   RegionSpec region;             // that it shares with the host
+  std::string peer;              // host whose relay alone may use it; empty: none
   Fd pidfd;
 };
 

@@ -291,7 +291,9 @@ std::string PortTable::describe(const LeaseEntry& lease) const {
                          {"memory_mib", slice.memory_bytes >> 20},
                          {"compute_percent", slice.compute_percent}};
     const Device* device = devices_.find(slice.gpu);
-    if (device == nullptr) {
+    if (slice.relay != nullptr) {
+      // Of another host: its own broker knows.
+    } else if (device == nullptr) {
       entry["problem"] = "its GPU is not there";
     } else if (device->status == Device::Status::kFailed) {
       entry["problem"] = device->why.substr(0, kMaxProblem);

@@ -51,6 +51,10 @@ std::string printable(const char* text) {
   return result;
 }
 
+const std::string& worker_for(const SliceSpec& slice) {
+  return slice.relay != nullptr ? kNearRelay : slice.gpu;
+}
+
 }  // namespace
 
 SessionTable::SessionTable(EventLoop& loop, Door& door, LeaseTable& leases, DeviceTable& devices,
@@ -351,8 +355,21 @@ void SessionTable::open_device(const Door::Guest& guest) {
   }
   session->pending++;
   workers_.acquire(
-      lease->slices[device].gpu,
+      worker_for(lease->slices[device]),
       [this, guest](Worker* worker, const std::string& why) { start_device(guest, worker, why); });
+}
+
+worker::RelayPayload SessionTable::relay_payload(const RelaySpec& spec,
+                                                 const Session& session) const {
+  worker::RelayPayload payload{};
+  spec.peer.copy(payload.peer, sizeof payload.peer - 1);
+  spec.address.copy(payload.address, sizeof payload.address - 1);
+  std::copy(spec.lease.begin(), spec.lease.end(), payload.lease);
+  std::copy(spec.key.begin(), spec.key.end(), payload.key);
+  payload.interruption_ms = interruption_ms_;
+  payload.pid = session.peer.pid;
+  session.program.copy(payload.program, sizeof payload.program - 1);
+  return payload;
 }
 
 void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const std::string& why) {
@@ -368,7 +385,7 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   if (worker == nullptr) {
     return door_.refuse(guest, RefusalCode::kNoWorker, "no worker could be started: " + why);
   }
-  if (!wanted || worker->gpu != lease->slices[device].gpu) {
+  if (!wanted || worker->gpu != worker_for(lease->slices[device])) {
     workers_.put_back(*worker);
     return door_.refuse(guest, RefusalCode::kUnknownLease, "the session has ended");
   }
@@ -399,7 +416,11 @@ void SessionTable::start_device(const Door::Guest& guest, Worker* worker, const 
   session->workers.push_back(worker->pid);
   session->current[device] = worker->pid;
   by_pid_[worker->pid] = worker;
-  workers_.assign(*worker, owner, payload, client.get(), std::move(ring));
+  worker::RelayPayload relay{};
+  if (slice.relay != nullptr) relay = relay_payload(*slice.relay, *session);
+  workers_.assign(*worker, owner, payload, client.get(), std::move(ring),
+                  slice.relay != nullptr ? &relay : nullptr);
+  sodium_memzero(&relay, sizeof relay);
 
   Event event;
   WorkerStarted* started = event.mutable_worker_started();
@@ -416,7 +437,8 @@ std::shared_ptr<Ring> SessionTable::ring_for(const Connection& guest, Session& s
   const auto& handshake = guest.handshake();
   session.slots.erase(device);  // a client that connects again is done with the one before
   std::shared_ptr<Ring> ring;
-  if (guest.peer().carrier == "unix" && handshake.accepts(wire::kAcceptsRing)) {
+  const std::string& carrier = guest.peer().carrier;
+  if ((carrier == "unix" || carrier == "relay") && handshake.accepts(wire::kAcceptsRing)) {
     ring = workers_.make_ring(session.epoch, account);
   } else if (guest.region() != nullptr && handshake.accepts(wire::kAcceptsRegion)) {
     ring = workers_.take_slot(*guest.region(), session.epoch);
@@ -481,10 +503,27 @@ void SessionTable::on_worker_usage(const Worker& worker) {
   });
 }
 
+// Of sessions that come from other hosts: their own brokers tell what a slice has in use.
+void SessionTable::tell_relays(const wire::Uuid& slice) {
+  for (auto& [id, session] : sessions_) {
+    if (!session.peer.on_usage) continue;
+    for (const auto& [device, pid] : session.current) {
+      const Worker& worker = *by_pid_.at(pid);
+      const std::pair<uint64_t, uint32_t> now(
+          worker.charge.bytes,
+          worker.busy_permille == wire::kNotMeasured ? 0 : worker.busy_permille);
+      if (worker.owner.slice != slice || now == session.told_usage) continue;
+      session.told_usage = now;
+      session.peer.on_usage(now.first, now.second);
+    }
+  }
+}
+
 void SessionTable::report_usage(const wire::Uuid& slice) {
   auto found = usage_.find(slice);
   if (found == usage_.end()) return;
   Usage& usage = found->second;
+  tell_relays(slice);
   const uint64_t used = usage.account->used();
   if (used != usage.reported) {
     usage.reported = used;
@@ -510,7 +549,8 @@ SessionState SessionTable::state_of(const Session& session) const {
   state.set_carrier(session.peer.carrier);
   for (pid_t pid : session.workers) {
     const Worker& worker = *by_pid_.at(pid);
-    if (worker.ring_taken) state.set_carrier(worker.ring->carrier());
+    if (worker.ring_taken && session.peer.carrier != "relay")
+      state.set_carrier(worker.ring->carrier());
     WorkerState* entry = state.add_workers();
     entry->set_pid(static_cast<uint32_t>(pid));
     entry->set_slice(bytes_of(worker.owner.slice));

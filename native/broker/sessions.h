@@ -29,14 +29,15 @@ struct Session {
   std::string program;
   int64_t opened_unix_ns = 0;
   Fd control;
-  bool ended = false;                 // waits for its last worker to be reaped
-  bool client_left = false;           // that is why, unless there was a fault
-  std::string why;                    // it ended
-  std::string fault;                  // the first that one of its workers told
-  std::vector<pid_t> workers;         // alive
-  std::map<uint32_t, pid_t> current;  // by ordinal: the worker that a client talks to
-  uint32_t pending = 0;               // data connections that wait for a worker
-  std::optional<uint32_t> user;       // whose lease it is of
+  bool ended = false;                        // waits for its last worker to be reaped
+  bool client_left = false;                  // that is why, unless there was a fault
+  std::string why;                           // it ended
+  std::string fault;                         // the first that one of its workers told
+  std::vector<pid_t> workers;                // alive
+  std::map<uint32_t, pid_t> current;         // by ordinal: the worker that a client talks to
+  uint32_t pending = 0;                      // data connections that wait for a worker
+  std::optional<uint32_t> user;              // whose lease it is of
+  std::pair<uint64_t, uint32_t> told_usage;  // bytes, busy: to the relay that it comes by
   // By ordinal: what the client's process may have mapped, as long as it lives.
   std::map<uint32_t, std::shared_ptr<Ring>> slots;
 };
@@ -48,6 +49,8 @@ class SessionTable {
   ~SessionTable();
 
   void set_default_limit(uint32_t sessions_per_lease) { default_limit_ = sessions_per_lease; }
+  // For how long a connection to another host may be interrupted.
+  void set_interruption(uint32_t ms) { interruption_ms_ = ms != 0 ? ms : kDefaultInterruptionMs; }
 
   void on_proven(const Door::Guest& guest);
   void on_device_change();  // some that waited for a snapshot can go on
@@ -73,6 +76,7 @@ class SessionTable {
  private:
   void open_session(const Door::Guest& guest);
   void open_device(const Door::Guest& guest);
+  worker::RelayPayload relay_payload(const RelaySpec& spec, const Session& session) const;
   std::shared_ptr<Ring> ring_for(const Connection& guest, Session& session, uint32_t device,
                                  const std::shared_ptr<SliceAccount>& account);
   void start_device(const Door::Guest& guest, Worker* worker, const std::string& why);
@@ -95,6 +99,7 @@ class SessionTable {
   bool may_hold(const Holder& holder, size_t more, std::string* why) const;
   Session* find(const wire::Uuid& id);
   SessionState state_of(const Session& session) const;
+  void tell_relays(const wire::Uuid& slice);
   void report_usage(const wire::Uuid& slice);
 
   EventLoop& loop_;
@@ -104,6 +109,7 @@ class SessionTable {
   WorkerPool& workers_;
   EventLog& events_;
   uint32_t default_limit_ = 256;
+  uint32_t interruption_ms_ = kDefaultInterruptionMs;
   size_t descriptors_ = 0;  // that the broker may have
   std::map<wire::Uuid, Session> sessions_;
   std::map<pid_t, Worker*> by_pid_;  // assigned workers

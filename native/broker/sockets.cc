@@ -149,10 +149,11 @@ Fd listen_in(int directory, const char* name, const std::string& path, unsigned 
   return listen_at(address, path + "/" + name, SOCK_STREAM, mode);
 }
 
-Fd listen_loopback(const std::string& address, std::string* bound, std::string* why) {
+Fd listen_tcp(const std::string& address, const std::string& option, bool loopback_only,
+              std::string* bound, std::string* why) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) {
-    *why = "tcp_listen " + address + " is not HOST:PORT";
+    *why = option + " " + address + " is not HOST:PORT";
     return {};
   }
   std::string host = address.substr(0, colon);
@@ -160,7 +161,7 @@ Fd listen_loopback(const std::string& address, std::string* bound, std::string* 
   const std::string port_text = address.substr(colon + 1);
   const unsigned long port = strtoul(port_text.c_str(), &end, 10);
   if (port_text.empty() || *end != '\0' || port > 65535) {
-    *why = "tcp_listen " + address + ": the port is not a number up to 65535";
+    *why = option + " " + address + ": the port is not a number up to 65535";
     return {};
   }
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
@@ -171,20 +172,26 @@ Fd listen_loopback(const std::string& address, std::string* bound, std::string* 
   socklen_t bytes = 0;
   auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
-  bool loopback = false;
+  bool loopback = false, known = false;
   if (inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
     v4->sin_family = AF_INET;
     v4->sin_port = htons(static_cast<uint16_t>(port));
     bytes = sizeof *v4;
+    known = true;
     loopback = ntohl(v4->sin_addr.s_addr) >> 24 == 127;
   } else if (inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
     v6->sin6_family = AF_INET6;
     v6->sin6_port = htons(static_cast<uint16_t>(port));
     bytes = sizeof *v6;
+    known = true;
     loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
   }
-  if (!loopback) {
-    *why = "tcp_listen " + address +
+  if (!known) {
+    *why = option + " " + address + " does not begin with a numeric address";
+    return {};
+  }
+  if (loopback_only && !loopback) {
+    *why = option + " " + address +
            " is not a loopback address: plain TCP is served on 127.0.0.0/8 and ::1 only";
     return {};
   }

@@ -30,9 +30,10 @@ Fd listen_unix(const std::string& path, int type, unsigned mode);
 // of what is there; `path` is the directory's for errors. Throws StartError.
 Fd listen_in(int directory, const char* name, const std::string& path, unsigned mode);
 
-// Listens on "HOST:PORT" or "[HOST]:PORT", which must be a loopback address: what travels over
-// plain TCP is not encrypted. No descriptor: `why` is one sentence.
-Fd listen_loopback(const std::string& address, std::string* bound, std::string* why);
+// Listens on "ADDRESS:PORT" or "[ADDRESS]:PORT", which has to be a loopback address where what
+// travels is not encrypted. No descriptor: `why` is one sentence about the option.
+Fd listen_tcp(const std::string& address, const std::string& option, bool loopback_only,
+              std::string* bound, std::string* why);
 
 // uid and pid of the process at the other end of a unix socket; false: not a unix socket.
 bool peer_of(int fd, uint32_t* uid, uint32_t* pid);

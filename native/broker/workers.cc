@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sodium.h>
 #include <spawn.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -45,6 +46,8 @@ void remove_stale_cgroups(const std::string& parent) {
     if (entry.path().filename().string().starts_with("worker-")) rmdir(entry.path().c_str());
   }
 }
+
+bool is_relay(const std::string& gpu) { return gpu == kNearRelay || gpu == kFarRelay; }
 
 std::string describe(const WorkerExit& exit, const std::string& last_word) {
   std::string text;
@@ -186,7 +189,8 @@ void WorkerPool::put_back(Worker& worker) {
 }
 
 bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
-                        int client_fd, std::shared_ptr<Ring> ring) {
+                        int client_fd, std::shared_ptr<Ring> ring,
+                        const worker::RelayPayload* relay) {
   worker.owner = owner;
   worker.assigned = true;
   std::vector<int> fds = {client_fd};
@@ -202,14 +206,33 @@ bool WorkerPool::assign(Worker& worker, const Worker::Owner& owner, worker::Assi
     fds.push_back(ring->fd());
   }
   worker.log->begin(wire::format_uuid(owner.session), owner.lease);
-  const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
-  if (worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0, bytes, fds, 0, 0,
-                           false)) {
+  std::string bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
+  if (relay != nullptr) bytes.append(reinterpret_cast<const char*>(relay), sizeof *relay);
+  const bool sent = worker::send_message(worker.channel.get(), worker::MessageKind::kAssign, 0,
+                                         bytes, fds, 0, 0, false);
+  if (relay != nullptr) sodium_memzero(bytes.data(), bytes.size());
+  if (sent) {
     if (ring != nullptr) ring->handed_over();
     worker.ring = std::move(ring);
     return true;
   }
   distrust(worker, "it does not take its session");
+  return false;
+}
+
+bool WorkerPool::assign_far(Worker& worker, int fd, FarEvents events) {
+  worker.assigned = true;
+  worker.far = std::make_unique<FarEvents>(std::move(events));
+  worker::FarPayload payload{settings_.relay().interruption_ms(), settings_.spinners()};
+  if (payload.interruption_ms == 0) payload.interruption_ms = kDefaultInterruptionMs;
+  std::vector<int> fds = {fd};
+  if (has_spin_page()) fds.push_back(spin_page_.get());
+  const std::string_view bytes(reinterpret_cast<const char*>(&payload), sizeof payload);
+  if (worker::send_message(worker.channel.get(), worker::MessageKind::kFarAssign, 0, bytes, fds, 0,
+                           0, false)) {
+    return true;
+  }
+  distrust(worker, "it does not take its connection");
   return false;
 }
 
@@ -269,6 +292,30 @@ std::vector<std::string> WorkerPool::environment(const std::string& gpu) const {
   return result;
 }
 
+std::vector<std::string> WorkerPool::arguments(const Worker& worker) const {
+  std::vector<std::string> result = {
+      executable_,
+      "--broker-pid=" + std::to_string(getpid()),
+      "--user=" + settings_.worker_user(),
+      "--cgroup-parent=" + settings_.cgroup_parent(),
+  };
+  if (settings_.no_seccomp()) result.push_back("--no-seccomp");
+  if (is_relay(worker.gpu)) {
+    const RelaySettings& relay = settings_.relay();
+    result.front() = executable_.substr(0, executable_.rfind('/') + 1) + "gpupool-relay";
+    result.push_back("--certificate=" + relay.certificate_file());
+    result.push_back("--key=" + relay.key_file());
+    result.push_back("--authorities=" + relay.ca_file());
+    if (worker.gpu == kFarRelay) result.push_back("--far");
+    return result;
+  }
+  result.push_back("--gpu=" + worker.gpu);
+  result.push_back("--driver-directory=" + settings_.driver_directory());
+  if (worker.probe) result.push_back("--probe");
+  if (settings_.warm_context() && !worker.probe) result.push_back("--warm-context");
+  return result;
+}
+
 bool WorkerPool::spawn(Worker& worker, std::string* why) {
   const auto failed = [why](const char* what, int error) {
     *why = std::string("a worker could not be started: ") + what + ": " + strerror(error);
@@ -285,18 +332,10 @@ bool WorkerPool::spawn(Worker& worker, std::string* why) {
   Fd log_out(output[1]);
   fcntl(log_in.get(), F_SETFL, O_NONBLOCK);
 
-  std::vector<std::string> arguments = {
-      executable_,
-      "--broker-pid=" + std::to_string(getpid()),
-      "--gpu=" + worker.gpu,
-      "--driver-directory=" + settings_.driver_directory(),
-      "--user=" + settings_.worker_user(),
-      "--cgroup-parent=" + settings_.cgroup_parent(),
-  };
-  if (worker.probe) arguments.push_back("--probe");
-  if (settings_.warm_context() && !worker.probe) arguments.push_back("--warm-context");
-  if (settings_.no_seccomp()) arguments.push_back("--no-seccomp");
-  std::vector<std::string> variables = environment(worker.gpu);
+  std::vector<std::string> arguments = this->arguments(worker);
+  const std::string executable = arguments.front();
+  const bool relay = is_relay(worker.gpu);
+  std::vector<std::string> variables = environment(relay ? "" : worker.gpu);
   std::vector<char*> argv, envp;
   for (auto& argument : arguments) argv.push_back(argument.data());
   for (auto& variable : variables) envp.push_back(variable.data());
@@ -320,11 +359,11 @@ bool WorkerPool::spawn(Worker& worker, std::string* why) {
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  const int error = posix_spawn(&worker.pid, executable_.c_str(), &actions, &attributes,
-                                argv.data(), envp.data());
+  const int error =
+      posix_spawn(&worker.pid, executable.c_str(), &actions, &attributes, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
-  if (error != 0) return failed(executable_.c_str(), error);
+  if (error != 0) return failed(executable.c_str(), error);
 
   worker.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, worker.pid, 0)));
   if (!worker.pidfd) {
@@ -405,11 +444,20 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     if (worker.state != Worker::State::kEnding) distrust(worker, "it sent a message too early");
     return;
   }
-  SliceAccount& account = *worker.owner.account;
   if (kind == Kind::kEnded) {
     worker.last_word = message.payload;
     worker.complained = value != 0;
     worker.expected_end = worker.expected_end || value == 0;
+    return;
+  }
+  if (worker.far != nullptr) return worker.far->on_message(message);
+  SliceAccount& account = *worker.owner.account;
+  if (kind == Kind::kUsage && worker.gpu == kNearRelay) {
+    // The other host enforces it; this one tells.
+    account.close(worker.charge);
+    account.charge(worker.charge, std::min(value, account.limit() - account.used()));
+    worker.busy_permille = static_cast<uint32_t>(std::min<uint64_t>(message.header.used, 1000));
+    callbacks_.on_usage(worker);
   } else if (kind == Kind::kCarrier && worker.ring != nullptr) {
     worker.ring_taken = value == 1;
     if (!worker.ring_taken) {
@@ -431,6 +479,7 @@ void WorkerPool::on_message(Worker& worker, worker::Message& message) {
     }
   } else if (kind == Kind::kBusy) {
     worker.busy_permille = static_cast<uint32_t>(std::min<uint64_t>(value, 1000));
+    callbacks_.on_usage(worker);
   } else if (kind == Kind::kChargeHost || kind == Kind::kBear) {
     const bool granted = kind == Kind::kBear ? account.borne.charge(worker.borne, value)
                                              : account.host.charge(worker.host_charge, value);
@@ -525,6 +574,12 @@ void WorkerPool::on_exit(Worker& worker) {
   const bool crashed = exit.signal != 0 && exit.signal != SIGTERM && exit.signal != SIGKILL;
   exit.fault = worker.complained || crashed;
   exit.expected = worker.expected_end && !crashed;
+  if (worker.far != nullptr) {
+    if (exit.fault) {
+      log_limited("relay " + std::to_string(worker.pid) + " from another host: " + exit.why);
+    }
+    return worker.far->on_end(exit);
+  }
   if (worker.assigned) {
     worker.owner.account->close(worker.charge);
     worker.owner.account->host.close(worker.host_charge);

@@ -22,6 +22,21 @@
 
 namespace gpupool::broker {
 
+// In place of a GPU: a relay for a session whose slice is on another host, and one for a session
+// that comes from another host.
+inline const std::string kNearRelay = "relay to another host";
+inline const std::string kFarRelay = "relay from another host";
+constexpr uint32_t kDefaultInterruptionMs = 10'000;
+
+struct Worker;
+struct WorkerExit;
+
+// What a relay of another host's session says is for whoever looks after these.
+struct FarEvents {
+  std::function<void(worker::Message&)> on_message;
+  std::function<void(const WorkerExit&)> on_end;
+};
+
 struct Worker {
   enum class State {
     kStarting,  // loads the driver
@@ -46,6 +61,7 @@ struct Worker {
   bool probe = false;
   bool assigned = false;  // a connection was handed over
   Owner owner;
+  std::unique_ptr<FarEvents> far;  // of a relay from another host
   Charge charge, host_charge, borne;
   uint32_t busy_permille = wire::kNotMeasured;  // as it says
   std::shared_ptr<Ring> ring;                   // that the client was offered, and has not declined
@@ -88,8 +104,12 @@ class WorkerPool {
   using Acquired = std::function<void(Worker*, const std::string& why)>;
   void acquire(const std::string& gpu, Acquired acquired);
   void put_back(Worker& worker);
+  // `relay`: for a relay to another host.
   bool assign(Worker& worker, const Worker::Owner& owner, worker::AssignPayload& payload,
-              int client_fd, std::shared_ptr<Ring> ring);
+              int client_fd, std::shared_ptr<Ring> ring,
+              const worker::RelayPayload* relay = nullptr);
+  // The connection of another host's relay to one here.
+  bool assign_far(Worker& worker, int fd, FarEvents events);
   // A ring for a local session, or in a virtual machine's region, if they are switched on.
   std::shared_ptr<Ring> make_ring(uint32_t epoch, std::shared_ptr<SliceAccount> account);
   std::shared_ptr<Ring> take_slot(Region& region, uint32_t epoch);
@@ -110,6 +130,7 @@ class WorkerPool {
   bool has_spin_page();
   Worker* start(const std::string& gpu, bool probe, std::string* why);
   bool spawn(Worker& worker, std::string* why);
+  std::vector<std::string> arguments(const Worker& worker) const;
   std::vector<std::string> environment(const std::string& gpu) const;
   void refill();
   void refill_soon(int64_t ms);

@@ -163,8 +163,10 @@ class ClientSide {
     memcpy(hello_.lease, lease_.lease.data(), sizeof hello_.lease);
     memcpy(hello_.session, request_.session.data(), sizeof hello_.session);
     hello_.device = request_.device;
-    hello_.pid = static_cast<uint32_t>(getpid());
-    strncpy(hello_.program, program_invocation_short_name, sizeof hello_.program - 1);
+    hello_.pid = request_.pid != 0 ? request_.pid : static_cast<uint32_t>(getpid());
+    const char* program =
+        request_.program.empty() ? program_invocation_short_name : request_.program.c_str();
+    strncpy(hello_.program, program, sizeof hello_.program - 1);
     hello_.arena_base = request_.arena_base;
     hello_.arena_bytes = request_.arena_bytes;
     hello_.accepts = request_.accepts;

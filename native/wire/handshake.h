@@ -76,6 +76,8 @@ struct HelloRequest {
   uint16_t minor = kProtocolMinor;  // other values: tests only
   uint16_t minor_min = kProtocolMinorMin;
   uint32_t accepts = 0;  // kDevice: AcceptedOffers
+  uint32_t pid = 0;      // for people; 0: this process
+  std::string program;   // the same; empty: this process's
 };
 
 struct HandshakeResult {

@@ -1,6 +1,6 @@
-// What a worker and the broker say to each other: one packet per message on a SOCK_SEQPACKET pair
-// (fd 3 of the worker). Both ends are of the same build. The broker trusts nothing that comes from
-// a worker, since a hostile tenant may have taken it over.
+// What a worker, or a relay, and the broker say to each other: one packet per message on a
+// SOCK_SEQPACKET pair (fd 3 of the worker). Both ends are of the same build. The broker trusts
+// nothing that comes from a worker, since a hostile tenant may have taken it over.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,15 @@ constexpr int kChannelFd = 3;
 enum class MessageKind : uint32_t {
   // Broker to worker.
   kAssign = 1,   // payload: AssignPayload; with descriptors: the client's connection, the page of
-                 // spinners if there is one, then the ring if one was offered
+                 // spinners if there is one, then the ring if one was offered; a relay's: followed
+                 // by RelayPayload
   kAccount = 2,  // answer to kCharge or kQuery: value: 1 granted, 0 not; limit, used
+  // Broker to the relay of a session from another host.
+  kFarAssign = 3,  // payload: FarPayload; with the other relay's connection, the page of spinners
+  kFarConnection =
+      4,           // answer to kFarOpen: with a connection to the broker; none: the text says why
+  kFarResume = 5,  // with a new connection of the other relay
+  kFarUsage = 6,   // value: bytes of the device that the session has, used: thousandths of its time
   // Worker to broker.
   kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why
   kSnapshot = 17,    // value: 1 payload: wire::DeviceSnapshot; 0 the text says why
@@ -31,6 +38,9 @@ enum class MessageKind : uint32_t {
   kBear = 25,        // value: bytes that the driver took, for which the slice has no room; answered
   kRefundBorne = 26,  // value: bytes; not answered
   kBusy = 27,         // value: thousandths of the device's time; not answered
+  kUsage = 30,        // of a relay; as kFarUsage: what the session has on the other host
+  kFarPeer = 28,      // text: the names in the other relay's certificate, a line each
+  kFarOpen = 29,      // answered
 };
 
 // In front of every message; the payload or text follows.
@@ -60,6 +70,23 @@ struct AssignPayload {
   uint64_t ring_file_bytes;  // 0: a memfd with nothing but the ring
 };
 static_assert(sizeof(AssignPayload) == 112);
+
+// Of a session whose slice is on another host.
+struct RelayPayload {
+  char peer[256];     // the host's name in its certificate
+  char address[288];  // ADDRESS:PORT
+  uint8_t lease[16];  // there
+  uint8_t key[32];
+  uint32_t interruption_ms;
+  uint32_t pid;  // of the client, for people
+  char program[64];
+};
+static_assert(sizeof(RelayPayload) == 664);
+
+struct FarPayload {
+  uint32_t interruption_ms;
+  uint32_t spinners;
+};
 
 constexpr size_t kMaxPayload = 4096;
 

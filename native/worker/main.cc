@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,10 +13,10 @@
 #include <vector>
 
 #include "carriers/carrier.h"
-#include "carriers/ring.h"
 #include "worker/account.h"
 #include "worker/channel.h"
 #include "worker/confine.h"
+#include "worker/connection.h"
 #include "worker/device_usage.h"
 #include "worker/driver.h"
 #include "worker/session.h"
@@ -104,33 +103,6 @@ int find_device(const Driver& driver, const Options& options) {
   const int ordinal = driver.ordinal(options.gpu);
   if (ordinal < 0) give_up(options, "the driver has no device " + options.gpu);
   return ordinal;
-}
-
-// Null: this worker never spins. It stays for as long as the process.
-carriers::SpinGate* open_gate(int page_fd, uint32_t spinners) {
-  void* page =
-      mmap(nullptr, carriers::SpinGate::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
-  close(page_fd);
-  if (page == MAP_FAILED || spinners == 0) return nullptr;
-  static carriers::SpinGate gate(page, spinners);
-  return &gate;
-}
-
-// The client's connection, or the ring that it was offered with it.
-std::unique_ptr<carriers::Carrier> take_connection(const AssignPayload& payload,
-                                                   const std::vector<int>& fds) {
-  carriers::SpinGate* gate = fds.size() > 1 ? open_gate(fds[1], payload.spinners) : nullptr;
-  if (payload.ring_command_bytes == 0 || fds.size() != 3) {
-    return carriers::make_socket_carrier(fds[0], gate);
-  }
-  auto carrier = carriers::await_choice(
-      fds[0], fds[2], {payload.ring_command_bytes, payload.ring_bulk_bytes}, payload.epoch, gate,
-      wire::kHandshakeTimeoutSeconds * 1'000'000ll, {payload.ring_offset, payload.ring_file_bytes});
-  if (carrier != nullptr) {
-    const bool ring = strcmp(carrier->kind(), "ring") == 0;
-    send_message(kChannelFd, MessageKind::kCarrier, ring ? 1 : 0);
-  }
-  return carrier;
 }
 
 Session* serving = nullptr;

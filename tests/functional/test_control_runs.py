@@ -170,3 +170,17 @@ def test_a_program_needs_no_root(pool: Pool, compiler: Compiler, nobody: dict) -
     refused = pool.ctl("run", "--slice", "main", "--", memory, "info", **nobody)
     assert refused.returncode == 7, refused.stderr
     assert pool.ctl("session", "list", **nobody).stdout == "there are no sessions\n"
+
+
+def test_a_run_waits_for_room(pool: Pool) -> None:
+    size = ("--compute", "80", "--memory", "100")
+    for number in range(2):
+        pool.ctl("slice", "create", "--name", f"full-{number}", *size, "--gpu", str(number))
+    done = pool.ctl("run", *size, "--", "true")
+    assert done.returncode == 4
+    waiting = pool.popen("run", *size, "--wait", "--", "echo", "it is my turn")
+    assert waiting.stderr is not None
+    assert "waiting, place 1: no GPU has room" in waiting.stderr.readline()
+    pool.ctl("slice", "delete", "full-1", check=True)
+    output, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, output) == (0, "it is my turn\n"), errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 # These processes fork without exec'ing at once (to be another user); gRPC's own handlers would run
 # in between.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# Behind the installed packages, for what all kinds of tests share.
+sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ class FakeBroker:
         self.pushed: list[pb.Push] = []  # merged, one per generation
         self.requests: list[pb.ToBroker] = []
         self.tcp_address = ""
+        self.relay_address = ""
         self.resize_answer = pb.Answer()
         self.silent = False  # takes everything and answers nothing
         self.kept_events: list[pb.Event] = []
@@ -129,6 +130,7 @@ class FakeBroker:
                     self.arrived.notify_all()
                 answer.applied.generation = current.generation
                 answer.applied.tcp_address = self.tcp_address
+                answer.applied.relay_address = self.relay_address
                 current = None
             elif what == "query":
                 answer.state.CopyFrom(self.state)
