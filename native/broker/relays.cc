@@ -125,8 +125,10 @@ void RelayTable::resume(Knock& knock) {
   }
   say(knock.fd, relay::kGoOn);
   // If it takes no more of them, it has enough.
-  worker::send_message((*found)->worker->channel.get(), worker::MessageKind::kFarResume, 0, {},
-                       {knock.fd.get()}, 0, 0, false);
+  const std::string_view preamble(reinterpret_cast<const char*>(&knock.preamble),
+                                  sizeof knock.preamble);
+  worker::send_message((*found)->worker->channel.get(), worker::MessageKind::kFarResume, 0,
+                       preamble, {knock.fd.get()}, 0, 0, false);
 }
 
 void RelayTable::begin(Knock& knock) {

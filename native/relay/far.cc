@@ -11,6 +11,7 @@
 
 #include "carriers/ring.h"
 #include "relay/pair.h"
+#include "relay/proof.h"
 #include "relay/protocol.h"
 #include "relay/relay.h"
 #include "wire/control.h"
@@ -37,7 +38,11 @@ std::string lines_of(const std::vector<std::string>& names) {
 class FarRenewal final : public Renewal {
  public:
   explicit FarRenewal(const TlsContext& tls) : tls_(tls) {}
-  void expect(std::vector<std::string> names) { names_ = std::move(names); }
+  // False: OpenSSL failed.
+  bool expect(const TlsConnection& first) {
+    names_ = first.peer_names();
+    return first.secret(secret_);
+  }
 
   std::unique_ptr<TlsConnection> renew(int64_t deadline_ns, bool* hopeless,
                                        std::string* why) override {
@@ -76,13 +81,16 @@ class FarRenewal final : public Renewal {
     if (message.header.kind == static_cast<uint32_t>(MessageKind::kFarUsage) && link != nullptr) {
       link->tell_usage(message.header.value, static_cast<uint32_t>(message.header.used));
     }
-    bool connection = false;
-    for (int fd : message.fds) {
-      later_.reset(fd);
-      connection = true;
-    }
+    Fd fd(message.fds.empty() ? -1 : message.fds[0]);
     message.fds.clear();
-    return connection;
+    Preamble preamble;
+    if (!fd || message.payload.size() != sizeof preamble) return false;
+    memcpy(&preamble, message.payload.data(), sizeof preamble);
+    // Who has only seen where the link is does not get to break it.
+    if (preamble.count <= count_ || !proves(preamble, secret_)) return false;
+    count_ = preamble.count;
+    later_ = std::move(fd);
+    return true;
   }
 
   Link* link = nullptr;  // that is told of usage
@@ -90,6 +98,8 @@ class FarRenewal final : public Renewal {
  private:
   const TlsContext& tls_;
   std::vector<std::string> names_;
+  uint8_t secret_[32] = {};
+  uint64_t count_ = 0;  // of the last attempt
   Fd later_;
   bool gone_ = false;
 };
@@ -235,7 +245,7 @@ Outcome serve_far(const TlsContext& tls, worker::Message& message) {
   auto connection = tls.connect(std::move(socket), {}, deadline, &why);
   if (connection == nullptr) return {true, why};
   FarRenewal renewal(tls);
-  renewal.expect(connection->peer_names());
+  if (!renewal.expect(*connection)) return {true, "OpenSSL gives no secret"};
   worker::send_message(kChannelFd, MessageKind::kFarPeer, 0, lines_of(connection->peer_names()));
 
   LinkLimits limits;

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "relay/pair.h"
+#include "relay/proof.h"
 #include "relay/protocol.h"
 #include "relay/relay.h"
 #include "wire/handshake.h"
@@ -89,6 +90,10 @@ class NearRenewal final : public Renewal {
     const int64_t deadline = std::min(deadline_ns, Patience::now_ns() + kAttemptNs);
     Fd fd = connect_to(address_, deadline, why);
     if (!fd) return nullptr;
+    if (preamble_.wish == static_cast<uint32_t>(Wish::kResume)) {
+      preamble_.count++;
+      prove(preamble_, secret_);
+    }
     char answer = 0;
     if (send(fd.get(), &preamble_, sizeof preamble_, MSG_NOSIGNAL) !=
             static_cast<ssize_t>(sizeof preamble_) ||
@@ -104,7 +109,11 @@ class NearRenewal final : public Renewal {
       return nullptr;
     }
     auto connection = tls_.connect(std::move(fd), peer_, deadline, why);
-    if (connection == nullptr) *why = "host " + peer_ + " (" + address_ + "): " + *why;
+    if (connection == nullptr)
+      return *why = "host " + peer_ + " (" + address_ + "): " + *why, nullptr;
+    if (preamble_.wish == static_cast<uint32_t>(Wish::kNew) && !connection->secret(secret_)) {
+      return *why = "OpenSSL gives no secret", nullptr;
+    }
     return connection;
   }
   void resume_from_now_on() { preamble_.wish = static_cast<uint32_t>(Wish::kResume); }
@@ -113,6 +122,7 @@ class NearRenewal final : public Renewal {
   const TlsContext& tls_;
   const std::string peer_, address_;
   Preamble preamble_{};
+  uint8_t secret_[32] = {};
 };
 
 // The handshake with the other host's broker, over the link.

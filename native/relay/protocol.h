@@ -1,6 +1,6 @@
 // How relays of two hosts find each other: before TLS, the one that connects says in the clear
-// whether a session begins or goes on. What it says only leads to the right process; who it is,
-// TLS tells.
+// whether a session begins or goes on. What it says only leads to the right process, which tells
+// those apart who may go on; who it is, TLS tells.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,12 @@ struct Preamble {
   uint32_t wish;
   uint32_t reserved;  // 0
   uint8_t id[16];     // random, of the session's link
+  // Of one that goes on: which attempt it is, and that it comes from who began: HMAC-SHA256(secret
+  // of the first connection, id | count). So who has seen a preamble can do nothing with it.
+  uint64_t count;
+  uint8_t proof[32];
 };
-static_assert(sizeof(Preamble) == 32);
+static_assert(sizeof(Preamble) == 72);
 
 // One byte in return: then TLS begins, or the connection ends.
 constexpr char kGoOn = 'y', kUnknown = 'n', kBusy = 'b';

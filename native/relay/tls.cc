@@ -128,6 +128,12 @@ TlsConnection::Result TlsConnection::read(void* data, size_t bytes, size_t* got)
   return done == 1 ? Result::kOk : result(done);
 }
 
+bool TlsConnection::secret(uint8_t (&bytes)[32]) const {
+  static constexpr char kLabel[] = "EXPORTER-gpupool-link";
+  return SSL_export_keying_material(ssl_of(connection_), bytes, sizeof bytes, kLabel,
+                                    sizeof kLabel - 1, nullptr, 0, 0) == 1;
+}
+
 std::vector<std::string> TlsConnection::peer_names() const {
   std::vector<std::string> names;
   X509* certificate = SSL_get1_peer_certificate(ssl_of(connection_));

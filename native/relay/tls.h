@@ -56,6 +56,8 @@ class TlsConnection {
   Result read(void* data, size_t bytes, size_t* got);
 
   int fd() const { return socket_.get(); }
+  // A secret that both sides of this connection have, and nobody else. False: OpenSSL failed.
+  bool secret(uint8_t (&bytes)[32]) const;
   // The names in the other side's certificate: alternative names (DNS), else the common name.
   std::vector<std::string> peer_names() const;
   const std::string& problem() const { return problem_; }  // of what was closed

@@ -23,7 +23,7 @@ enum class MessageKind : uint32_t {
   kFarAssign = 3,  // payload: FarPayload; with the other relay's connection, the page of spinners
   kFarConnection =
       4,           // answer to kFarOpen: with a connection to the broker; none: the text says why
-  kFarResume = 5,  // with a new connection of the other relay
+  kFarResume = 5,  // payload: its preamble; with a new connection, perhaps the other relay\'s
   kFarUsage = 6,   // value: bytes of the device that the session has, used: thousandths of its time
   // Worker to broker.
   kReady = 16,       // value: 1 the driver is loaded; 0 it is not, the text says why

@@ -21,6 +21,7 @@ from tests.functional.broker_host import MIB, BrokerHost, make_lease
 from tests.functional.pool import wait_for
 
 NEAR, FAR = "host-a", "host-b"
+PREAMBLE_BYTES = 72
 
 
 class Wire:
@@ -33,6 +34,9 @@ class Wire:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._frozen = self._refusing = self._over = False
         self.accepted = 0
+        #: what each connection said first
+        self.preambles: list[bytes] = []
+        self._fresh: set[socket.socket] = set()
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -59,6 +63,7 @@ class Wire:
             near.close()
             return
         self.accepted += 1
+        self._fresh.add(near)
         self._pairs.append((near, far))
 
     def _pass_on(self, end: socket.socket) -> None:
@@ -68,6 +73,9 @@ class Wire:
         other = pair[1] if end is pair[0] else pair[0]
         try:
             data = end.recv(1 << 20)
+            if end in self._fresh:
+                self._fresh.remove(end)
+                self.preambles.append(data[:PREAMBLE_BYTES])
             if data:
                 other.sendall(data)
                 return

@@ -224,7 +224,7 @@ def test_programs_of_the_far_host_may_not_use_the_lease(
 
 # ---- Strangers at the door ----------------------------------------------------------------------
 
-PREAMBLE = struct.Struct("<QII16s")
+PREAMBLE = struct.Struct("<QII16sQ32s")
 MAGIC = 0x31594C4552504731
 
 
@@ -245,10 +245,10 @@ def hear(stranger: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        (b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n", b""),
-        (PREAMBLE.pack(MAGIC, 3, 0, bytes(16)), b""),
-        (PREAMBLE.pack(MAGIC, 2, 0, bytes(16)), b"n"),
-        (PREAMBLE.pack(MAGIC, 1, 0, bytes(16)) + b"no TLS at all" * 10, b"y"),
+        (b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n".ljust(PREAMBLE.size), b""),
+        (PREAMBLE.pack(MAGIC, 3, 0, bytes(16), 0, bytes(32)), b""),
+        (PREAMBLE.pack(MAGIC, 2, 0, bytes(16), 0, bytes(32)), b"n"),
+        (PREAMBLE.pack(MAGIC, 1, 0, bytes(16), 0, bytes(32)) + b"no TLS at all" * 10, b"y"),
     ],
 )
 def test_strangers_are_turned_away(hosts: RelayHosts, said: bytes, answer: bytes) -> None:
@@ -259,7 +259,7 @@ def test_strangers_are_turned_away(hosts: RelayHosts, said: bytes, answer: bytes
 
 
 def test_the_silent_and_the_slow_are_not_waited_for(hosts: RelayHosts) -> None:
-    whole = PREAMBLE.pack(MAGIC, 1, 0, os.urandom(16))
+    whole = PREAMBLE.pack(MAGIC, 1, 0, os.urandom(16), 0, bytes(32))
     for said in (b"", whole[:-1], whole):
         with knock(hosts) as stranger:
             stranger.sendall(said)
@@ -267,6 +267,33 @@ def test_the_silent_and_the_slow_are_not_waited_for(hosts: RelayHosts) -> None:
             hear(stranger)
             assert time.monotonic() - start < 10
     wait_for("the end of all there", hosts.clean)
+
+
+def test_who_has_seen_a_preamble_does_not_disturb(hosts: RelayHosts, compiler: Compiler) -> None:
+    process = hosts.start([compiler.driver("loop")])
+    hosts.wire.reset()
+    wait_for("it goes on", lambda: len(hosts.wire.preambles) == 2)
+    goes_on(process, hosts)
+    first, resumed = hosts.wire.preambles
+    accepted = hosts.wire.accepted
+    link = PREAMBLE.unpack(first)[3]
+    for said in (
+        resumed,  # once more
+        PREAMBLE.pack(MAGIC, 2, 0, link, 2, bytes(32)),
+        PREAMBLE.pack(MAGIC, 2, 0, link, (1 << 64) - 1, os.urandom(32)),
+    ):
+        with knock(hosts) as stranger:
+            stranger.sendall(said)
+            assert hear(stranger) == b"y"
+    # One that begins a link of that id is told nothing.
+    with knock(hosts) as stranger:
+        stranger.sendall(first)
+        assert hear(stranger) == b"n"
+    goes_on(process, hosts)
+    assert hosts.wire.accepted == accepted
+    hosts.wire.reset()
+    wait_for("it goes on", lambda: hosts.wire.accepted > accepted)
+    goes_on(process, hosts)
 
 
 def test_many_strangers_keep_nobody_out(hosts: RelayHosts, compiler: Compiler) -> None:
