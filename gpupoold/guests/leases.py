@@ -144,6 +144,8 @@ class GuestLeases:
             )
         if lease.kind == LeaseKind.RUN:
             raise Conflict(f"slice {name} belongs to one running program")
+        if lease.kind == LeaseKind.PEER:
+            raise Conflict(f"slice {name} is lent to another host")
         sessions = self._pool.book.count(lease.id)
         if sessions:
             raise Conflict(

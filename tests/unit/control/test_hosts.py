@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from gpupoold.errors import (
     NotFound,
     NotPermitted,
 )
+from gpupoold.guests.leases import GuestLeases
+from gpupoold.guests.request import GuestRequest
 from gpupoold.hosts import lending
 from gpupoold.hosts import peer_pb2 as peer
 from gpupoold.hosts.borrowing import Borrowing, PeerState, relay_address
@@ -359,6 +362,20 @@ def test_a_loan_that_the_far_host_forgot(pair: Pair) -> None:
         pair.near.pool.start_run(Caller(1001, os.getpid(), False), "x", None, "true")
     pair.near.pool.delete_slice(ALICE, "x", force=False)
     assert pair.near.pool.store.giving_back() == []
+
+
+def test_nobody_here_gets_what_is_lent(pair: Pair) -> None:
+    pair.near.pool.create_slice(ROOT, want("x"), "far")
+    [lease] = pair.far.pool.store.leases()
+    [piece] = pair.far.pool.store.slices()
+    guests = GuestLeases(pair.far.pool, None, with_region=False)  # type: ignore[arg-type]
+    with pytest.raises(Conflict, match="lent to another host"):
+        guests.grant(str(uuid.uuid4()), "web", GuestRequest(name=piece.name))
+    with pytest.raises(Conflict, match="lent to another host"):
+        pair.far.pool.start_run(ROOT, piece.name, None, "x")
+    with pytest.raises(NotPermitted):
+        pair.far.pool.slice(ALICE, piece.name)
+    assert pair.far.pool.store.leases() == [lease]
 
 
 def test_a_slice_that_is_deleted_while_it_is_asked_for(
