@@ -137,6 +137,8 @@ def lease_messages(desired: Desired) -> Iterator[pb.Lease]:
         if lease.id in desired.lent:
             lent = desired.lent[lease.id]
             message.peer = lent.peer
+            # What one host may hold of the broker's descriptors, and not what root may.
+            message.ClearField("uid")
             message.consumer = f"host {lent.peer}: {lent.consumer}"
         if lease.id in guests:
             message.consumer = f"virtual machine {guests[lease.id].domain_name}"

@@ -14,7 +14,7 @@ namespace gpupool::broker {
 namespace {
 
 constexpr int kAcceptsAtOnce = 16;
-constexpr size_t kMaxKnocks = 64, kMaxUnproven = 32;
+constexpr size_t kMaxKnocks = 64, kMaxUnproven = 32, kMaxOfHost = 512;
 constexpr size_t kUserShare = 4;  // one address gets a quarter of them
 constexpr int64_t kHalfOpenMs = relay::kHalfOpenNs / 1'000'000;
 
@@ -197,9 +197,16 @@ void RelayTable::on_message(Far& far, worker::Message& message) {
   using Kind = worker::MessageKind;
   const auto kind = static_cast<Kind>(message.header.kind);
   if (kind == Kind::kFarPeer && !far.proven) {
-    far.hosts = lines_of(message.payload);
-    far.proven = !far.hosts.empty();
-    if (far.proven) loop_.cancel(far.timer);
+    const std::vector<std::string> hosts = lines_of(message.payload);
+    const auto same = std::count_if(fars_.begin(), fars_.end(),
+                                    [&](const auto& entry) { return entry->hosts == hosts; });
+    if (hosts.empty() || static_cast<size_t>(same) >= kMaxOfHost) {
+      log_limited(far.address + " has too many relays here: another one is ended");
+      return workers_.end(*far.worker);
+    }
+    far.hosts = hosts;
+    far.proven = true;
+    loop_.cancel(far.timer);
     return;
   }
   if (kind != Kind::kFarOpen || !far.proven) return;

@@ -258,6 +258,7 @@ def test_a_slice_of_another_host(pair: Pair) -> None:
     [lease] = here.leases
     relay = lease.slices[0].relay
     assert (lent.peer, relay.peer, relay.address) == ("near", "far", "127.0.0.1:7777")
+    assert not lent.HasField("uid")  # root's has no limit
     assert (relay.lease, relay.key, relay.snapshot) == (lent.id, lent.key, SNAPSHOT)
     assert (lent.slices[0].memory_bytes, lent.slices[0].compute_percent) == (4096 << 20, 25)
     assert there.settings.relay.listen == "127.0.0.1:0"
