@@ -341,7 +341,7 @@ def test_a_second_gpupoold_takes_the_place_of_the_first(host: BrokerHost) -> Non
         (lambda lease: lease.slices[0].ClearField("memory_bytes"), "memory"),
         (lambda lease: setattr(lease.slices[0], "gpu_uuid", "GPU-other"), "GPU-other"),
         (lambda lease: setattr(lease.slices[0], "compute_percent", 101), "100 %"),
-        (lambda lease: lease.slices[0].relay.SetInParent(), "relay"),
+        (lambda lease: lease.slices[0].relay.SetInParent(), "no certificate"),
         (lambda lease: lease.slices.append(lease.slices[0]), "twice"),
         (lambda lease: lease.ClearField("slices"), "slices"),
     ],

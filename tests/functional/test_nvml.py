@@ -278,7 +278,7 @@ def test_utilisation_is_that_of_the_lease(shared_pool: Pool, compiler: Compiler)
     shared_pool.slice("beside", compute=10, memory=512)
     try:
         assert busy(shared_pool, "main") == (0, {})
-        with shared_pool.started("main", [str(compiler.driver("loop"))]) as program:
+        with shared_pool.started("main", [str(compiler.driver("busy"))]) as program:
             assert program.stdout is not None
             assert program.stdout.readline() == "ready\n"
             [session] = shared_pool.sessions()

@@ -75,6 +75,7 @@ RUNTIME_PROGRAMS = [
     Program("block_scan", "cuda"),
     Program("histogram", "cuda"),
     Program("int128", "cuda"),
+    Program("torn_vectors", "cuda"),
     Program("bitonic_sort", "cuda"),
     Program("transpose", "cuda"),
     Program("nbody", "cuda"),

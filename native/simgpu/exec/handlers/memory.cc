@@ -86,6 +86,73 @@ __attribute__((noinline)) void store_rows(Warp& w, const Resolved& x, uint32_t a
   }
 }
 
+// A lane's vector moves as one, as on a card: programs keep a state and its value in one (CUB's
+// look-back does), and another block may write it meanwhile. More than 16 bytes are two pieces.
+inline void move_piece(uint8_t* to, const uint8_t* from, uint32_t bytes) {
+  switch (bytes) {
+    case 4:
+      __atomic_store_n(reinterpret_cast<uint32_t*>(to),
+                       __atomic_load_n(reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED),
+                       __ATOMIC_RELAXED);
+      break;
+    case 8:
+      __atomic_store_n(reinterpret_cast<uint64_t*>(to),
+                       __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_RELAXED),
+                       __ATOMIC_RELAXED);
+      break;
+    case 16:
+    case 32:
+      for (uint32_t at = 0; at < bytes; at += 16) {
+        const __m128i piece = *reinterpret_cast<const volatile __m128i*>(from + at);
+        *reinterpret_cast<volatile __m128i*>(to + at) = piece;
+      }
+      break;
+    default:
+      memcpy(to, from, bytes);
+  }
+}
+
+// Where a warp's vectors lie before they are written, or after they were read.
+struct Pieces {
+  alignas(64) uint8_t bytes[kLanes * 32];
+  Resolved where;
+
+  Pieces(const Resolved& x, uint32_t mask, uint32_t size) {
+    for (int h = 0; h < 2; ++h) {
+      where.pattern[h] = x.pattern[h];
+      where.base[h] = bytes + 16 * h * size;
+      if (x.pattern[h] != Pattern::kGeneral) continue;
+      for (uint32_t m = (mask >> (16 * h)) & 0xffff; m; m &= m - 1) {
+        const int l = 16 * h + __builtin_ctz(m);
+        where.host[l] = bytes + l * size;
+      }
+    }
+  }
+};
+
+inline void move_pieces(const Resolved& to, const Resolved& from, uint32_t mask, uint32_t size) {
+  for (int h = 0; h < 2; ++h) {
+    switch (from.pattern[h]) {
+      case Pattern::kNone:
+        break;
+      case Pattern::kUniform:
+        move_piece(to.base[h], from.base[h], size);
+        break;
+      case Pattern::kContiguous:
+        for (uint32_t at = 0; at < 16 * size; at += size) {
+          move_piece(to.base[h] + at, from.base[h] + at, size);
+        }
+        break;
+      case Pattern::kGeneral:
+        for (uint32_t m = (mask >> (16 * h)) & 0xffff; m; m &= m - 1) {
+          const int l = 16 * h + __builtin_ctz(m);
+          move_piece(to.host[l], from.host[l], size);
+        }
+        break;
+    }
+  }
+}
+
 template <class T, class R, Kind kKind, class A, bool kPoll>
 Ins load_one(Warp& w, Ins i) {
   constexpr uint32_t kBytes = sizeof(T);
@@ -133,8 +200,17 @@ Ins load_vector(Warp& w, Ins i) {
   const uint32_t n = i->count, bytes = n * sizeof(T);
   if (!resolve<kKind, A>(w, i, bytes, false, x)) return i;
   const uint32_t d[4] = {i->d, i->b, i->c, i->e};
-  for (uint32_t k = 0; k < n; ++k)
-    if (d[k]) load_rows<T, R>(w, x, d[k], bytes, k * sizeof(T));
+  const auto take = [&](const Resolved& from) {
+    for (uint32_t k = 0; k < n; ++k)
+      if (d[k]) load_rows<T, R>(w, from, d[k], bytes, k * sizeof(T));
+  };
+  if constexpr (kKind == Kind::kLocal || kKind == Kind::kParam) {  // nobody else writes there
+    take(x);
+  } else {
+    const Pieces pieces(x, w.mask, bytes);
+    move_pieces(pieces.where, x, w.mask, bytes);
+    take(pieces.where);
+  }
   return i + 1;
 }
 template <class T, class R, Kind kKind, class A>
@@ -174,7 +250,16 @@ Ins store_vector(Warp& w, Ins i) {
   const uint32_t n = i->count, bytes = n * sizeof(T);
   if (!resolve<kKind, A>(w, i, bytes, true, x)) return i;
   const uint32_t s[4] = {i->b, i->c, i->d, i->e};
-  for (uint32_t k = 0; k < n; ++k) store_rows<T, R>(w, x, s[k], bytes, k * sizeof(T));
+  const auto put = [&](const Resolved& to) {
+    for (uint32_t k = 0; k < n; ++k) store_rows<T, R>(w, to, s[k], bytes, k * sizeof(T));
+  };
+  if constexpr (kKind == Kind::kLocal) {
+    put(x);
+  } else {
+    const Pieces pieces(x, w.mask, bytes);
+    put(pieces.where);
+    move_pieces(x, pieces.where, w.mask, bytes);
+  }
   w.spin = 0;
   return i + 1;
 }
