@@ -193,6 +193,7 @@ void SessionTable::open_session(const Door::Guest& guest) {
     case Device::Status::kFailed:
       return door_.refuse(guest, RefusalCode::kNoWorker, why);
     case Device::Status::kProbing:
+      std::erase_if(waiting_, [](const Door::Guest& other) { return other->gone(); });
       if (waiting_.size() >= kMaxWaiting) {
         return door_.refuse(guest, RefusalCode::kLimit, "too many clients wait for the driver");
       }
@@ -242,8 +243,6 @@ void SessionTable::on_control(const wire::Uuid& id, uint32_t) {
   const ssize_t got = recv(session->control.get(), &byte, 1, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got > 0) {
-    // Connections of its making are not kept until it likes to close them. (Slots have to be.)
-    std::erase_if(session->slots, [](auto& entry) { return entry.second->fd_is_offered(); });
     return end(*session, wire::RefusalCode::kBadFrame,
                "the client sent something unknown on the control connection");
   }
@@ -271,6 +270,8 @@ void SessionTable::end(Session& session, wire::RefusalCode code, const std::stri
 // The client's process may be in the middle of writing to its slot: nobody else gets that before it
 // has closed the control connection, which it does with its end.
 void SessionTable::part(Session& session) {
+  // A ring of its own is nobody else's, and a client could keep any number of them so.
+  std::erase_if(session.slots, [](auto& entry) { return entry.second->fd_is_offered(); });
   if (session.slots.empty()) return;
   // Where the lease has ended the region may be unplugged soon.
   for (auto& [device, slot] : session.slots) slot->revoke();

@@ -7,6 +7,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -128,6 +129,37 @@ def test_memory_goes_back_to_the_host_while_a_client_keeps_the_file(lease: Lease
     wait_for("the memory is the host's again", lambda: blocks(kept) == 0)
     assert region[4096] == 0  # and nothing faults
     os.close(kept)
+
+
+def test_a_session_that_is_killed_keeps_nothing_of_the_broker(
+    ring_pool: Pool, lease: Lease
+) -> None:
+    """Whoever keeps the connection of a killed session holds neither a descriptor nor memory."""
+    assert ring_pool.broker is not None
+    descriptors = Path(f"/proc/{ring_pool.broker.pid}/fd")
+    maps = Path(f"/proc/{ring_pool.broker.pid}/maps")
+
+    def held() -> int:
+        return maps.read_text().count("gpupool-ring")
+
+    kept = []
+    before = len(list(descriptors.iterdir()))
+    for _ in range(5):
+        session = Connection(lease).open()
+        device = RingConnection(lease).open(session=session.session)
+        device.choose(TAKES_RING)
+        assert wire.create_context(device).status == 0
+        kept.append((session, device, os.dup(device.memory)))
+        [own] = wait_for("the session", ring_pool.sessions)
+        ring_pool.ctl("session", "kill", own["id"], check=True)
+        wait_for("its end", lambda: not ring_pool.sessions())
+    wait_for("no ring is left", lambda: held() == 0)
+    wait_for("the memory is the host's", lambda: not any(blocks(file) for _, _, file in kept))
+    wait_for("descriptors", lambda: len(list(descriptors.iterdir())) <= before + 2)
+    for session, device, file in kept:
+        session.close()
+        device.close()
+        os.close(file)
 
 
 def test_rings_count_as_the_hosts_memory_that_a_slice_may_have(simulated_driver) -> None:
