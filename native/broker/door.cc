@@ -40,10 +40,7 @@ struct Whose {
 
 }  // namespace
 
-Door::Door(EventLoop& loop, Callbacks callbacks)
-    : loop_(loop),
-      callbacks_(std::move(callbacks)),
-      reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+Door::Door(EventLoop& loop, Callbacks callbacks) : loop_(loop), callbacks_(std::move(callbacks)) {}
 
 Door::~Door() {
   while (!guests_.empty()) drop(Guest(guests_.front()));
@@ -80,15 +77,10 @@ void Door::on_knock(Listener& listener) {
       accepted(std::move(fd), listener);
       continue;
     }
-    if (errno != EMFILE && errno != ENFILE) return;  // nobody there, or he has gone already
-    // The backlog must not stay full, or the loop would spin: take the next one and close it.
+    if (!reserve_.turn_away(listener.fd.get(), errno)) return;
     const std::string who = callbacks_.who_holds_most();
     log_limited("a client is turned away: no file descriptor is left (LimitNOFILE, ulimit -n)" +
                 (who.empty() ? "" : "; " + who));
-    reserve_.reset();
-    Fd refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    refused.reset();
-    reserve_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
     return;
   }
 }

@@ -11,6 +11,7 @@
 
 #include "broker/fd.h"
 #include "broker/loop.h"
+#include "broker/reserve.h"
 #include "wire/handshake.h"
 
 namespace gpupool::broker {
@@ -120,7 +121,7 @@ class Door {
   std::list<Listener> listeners_;
   std::list<Guest> guests_;  // the oldest first
   size_t max_half_open_ = 128;
-  Fd reserve_;  // given up for a moment when the process has no descriptor left
+  Reserve reserve_;
 };
 
 }  // namespace gpupool::broker

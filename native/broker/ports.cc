@@ -67,7 +67,7 @@ class PortTable::Port final : public carriers::MuxOwner {
     region.reset();
     if (spec.path.empty()) return;
     std::string why;
-    region = Region::open(spec, &why);
+    region = table_.region_of(spec, &why);
     if (region != nullptr) return;
     log_limited(name() + ": the region " + spec.path + " is not used: " + why);
   }
@@ -224,6 +224,15 @@ void PortTable::apply(bool regions) {
   tell();
 }
 
+// One that sessions still have slots of is found again: which slots are free is known there alone.
+std::shared_ptr<Region> PortTable::region_of(const RegionSpec& spec, std::string* why) {
+  std::erase_if(region_table_, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = region_table_[{spec.path, spec.inode, spec.bytes}];
+  auto region = known.lock();
+  if (region == nullptr) known = region = Region::open(spec, why);
+  return region;
+}
+
 // ---- vsock --------------------------------------------------------------------------------------
 
 void PortTable::listen(uint32_t vsock_port) {
@@ -245,7 +254,12 @@ void PortTable::on_knock() {
   for (int i = 0; i < kAcceptsAtOnce; i++) {
     VsockPeer peer;
     Fd fd = accept_vsock(vsock_listener_.get(), &peer);
-    if (!fd) return;
+    if (!fd) {
+      if (reserve_.turn_away(vsock_listener_.get(), errno)) {
+        log_limited("a virtual machine is turned away: no file descriptor is left");
+      }
+      return;
+    }
     come(std::move(fd), peer.cid, peer.port);
   }
 }

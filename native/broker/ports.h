@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "broker/devices.h"
 #include "broker/door.h"
 #include "broker/fd.h"
 #include "broker/leases.h"
 #include "broker/loop.h"
+#include "broker/reserve.h"
 
 namespace gpupool::broker {
 
@@ -33,6 +35,7 @@ class PortTable {
   std::string describe(const LeaseEntry& lease) const;
   void on_knock();
   void come(Fd fd, uint32_t cid, uint32_t port);
+  std::shared_ptr<Region> region_of(const RegionSpec& spec, std::string* why);
 
   EventLoop& loop_;
   Door& door_;
@@ -41,8 +44,11 @@ class PortTable {
   std::map<wire::Uuid, std::unique_ptr<Port>> ports_;   // by lease
   std::map<wire::Uuid, std::unique_ptr<Port>> vsocks_;  // the same
   bool regions_ = false;
+  // By path, inode and size: those that a port or a session still uses.
+  std::map<std::tuple<std::string, uint64_t, uint64_t>, std::weak_ptr<Region>> region_table_;
   uint32_t vsock_port_ = 0;
   Fd vsock_listener_;
+  Reserve reserve_;
 };
 
 }  // namespace gpupool::broker

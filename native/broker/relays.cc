@@ -65,7 +65,12 @@ void RelayTable::configure(const RelaySettings& settings, Applied* applied) {
 void RelayTable::on_knock() {
   for (int i = 0; i < kAcceptsAtOnce; i++) {
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd) return;
+    if (!fd) {
+      if (reserve_.turn_away(listener_.get(), errno)) {
+        log_limited("a relay is turned away: no file descriptor is left (LimitNOFILE, ulimit -n)");
+      }
+      return;
+    }
     const std::string address = address_of(fd.get());
     make_room(address);
     Knock& knock = knocks_.emplace_back();

@@ -11,6 +11,7 @@
 #include "broker/door.h"
 #include "broker/fd.h"
 #include "broker/loop.h"
+#include "broker/reserve.h"
 #include "broker/workers.h"
 #include "relay/protocol.h"
 
@@ -58,6 +59,7 @@ class RelayTable {
   WorkerPool& workers_;
   std::string listen_, bound_, error_;
   Fd listener_;
+  Reserve reserve_;
   std::list<Knock> knocks_;  // the oldest first
   std::list<std::shared_ptr<Far>> fars_;
 };

@@ -193,12 +193,7 @@ void SessionTable::open_session(const Door::Guest& guest) {
     case Device::Status::kFailed:
       return door_.refuse(guest, RefusalCode::kNoWorker, why);
     case Device::Status::kProbing:
-      std::erase_if(waiting_, [](const Door::Guest& other) { return other->gone(); });
-      if (waiting_.size() >= kMaxWaiting) {
-        return door_.refuse(guest, RefusalCode::kLimit, "too many clients wait for the driver");
-      }
-      waiting_.push_back(guest);
-      return;
+      return wait(guest, lease_id, limit);
   }
 
   const wire::Uuid id = random_uuid();
@@ -225,6 +220,26 @@ void SessionTable::open_session(const Door::Guest& guest) {
   *event.mutable_session_opened()->mutable_session() = state_of(session);
   sessions_.emplace(id, std::move(session));
   events_.add(std::move(event));
+}
+
+// For the driver. Not more of a lease than it may have sessions, a quarter of all of one user, and
+// only those who are still there.
+void SessionTable::wait(const Door::Guest& guest, const wire::Uuid& lease, uint32_t limit) {
+  std::erase_if(waiting_, [](const Door::Guest& other) { return other->gone(); });
+  const auto holder = [this](const Connection& one) {
+    const LeaseEntry* entry = leases_.find(one.handshake().lease());
+    return holder_of(entry != nullptr ? entry->user : std::nullopt, one.peer());
+  };
+  size_t of_lease = 0, of_holder = 0;
+  for (const Door::Guest& other : waiting_) {
+    if (other->handshake().lease() == lease) of_lease++;
+    if (holder(*other) == holder(*guest)) of_holder++;
+  }
+  if (waiting_.size() >= kMaxWaiting || of_lease >= limit ||
+      of_holder >= kMaxWaiting / kUserShare) {
+    return door_.refuse(guest, wire::RefusalCode::kLimit, "too many clients wait for the driver");
+  }
+  waiting_.push_back(guest);
 }
 
 void SessionTable::on_device_change() {

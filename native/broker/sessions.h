@@ -97,6 +97,7 @@ class SessionTable {
   static Holder holder_of(std::optional<uint32_t> user, const Peer& peer);
   // Whether he may have so many descriptors more; root and the broker's own user may.
   bool may_hold(const Holder& holder, size_t more, std::string* why) const;
+  void wait(const Door::Guest& guest, const wire::Uuid& lease, uint32_t limit);
   Session* find(const wire::Uuid& id);
   SessionState state_of(const Session& session) const;
   void tell_relays(const wire::Uuid& slice);

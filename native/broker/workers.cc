@@ -573,7 +573,7 @@ void WorkerPool::on_exit(Worker& worker) {
   exit.why = describe(exit, worker.last_word);
   const bool crashed = exit.signal != 0 && exit.signal != SIGTERM && exit.signal != SIGKILL;
   exit.fault = worker.complained || crashed;
-  exit.expected = worker.expected_end && !crashed;
+  exit.expected = worker.expected_end && !exit.fault;
   if (worker.far != nullptr) {
     if (exit.fault) {
       log_limited("relay " + std::to_string(worker.pid) + " from another host: " + exit.why);

@@ -98,7 +98,11 @@ void Helper::look_again() {
 
 // Looks after what nothing tells of: a port that is plugged in, a host that comes back.
 void Helper::tick() {
-  if (mux_ && mux_->up()) return;
+  if (mux_ && mux_->up()) {
+    // By vsock, the port may come later, and is to be kept open, too.
+    if (vsock_) port_.look(), look_again();
+    return;
+  }
   look_again();
   if (mux_) return mux_->ask_again();
   // The port is kept open all the time: by that the host sees that somebody carries the sessions.

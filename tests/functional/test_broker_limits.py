@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpupoold.leases import broker_pb2 as pb
+from tests.functional import wire
 from tests.functional.broker_host import BrokerHost, Session, alive, make_lease
 from tests.functional.pool import wait_for
 from tests.functional.wire import DEVICE, Connection, Lease, Refused
@@ -168,3 +169,38 @@ def test_one_address_does_not_take_all_descriptors(tmp_path: Path) -> None:
             opened("127.0.0.2")
         assert refused.value.code == LIMIT
         opened("127.0.0.3")
+
+
+# ---- Who waits for the driver -------------------------------------------------------------------
+
+
+def proven(lease: Lease) -> Connection:
+    """A client that waits for its welcome."""
+    connection = Connection(lease)
+    body = connection.hello(purpose=wire.SESSION)
+    connection.send_raw(wire.encode_frame(wire.HELLO, body))
+    nonce = connection.receive_frame().body[8:40]
+    proof = wire.hmac.digest(lease.key, b"gpupool client 1" + nonce + body, "sha256")
+    connection.send_raw(wire.encode_frame(wire.PROOF, proof))
+    return connection
+
+
+def test_one_lease_does_not_keep_others_from_waiting_for_the_driver(tmp_path: Path) -> None:
+    with BrokerHost(tmp_path) as host:
+        assert host.worker is not None
+        host.worker.write_text(host.worker.read_text().replace("exec ", "sleep 5\nexec "))
+        hasty, other = make_lease(max_sessions=3), make_lease()
+        host.push(hasty, other)
+        known = host.client_lease(hasty)
+        # Who has gone does not count.
+        for _ in range(100):
+            proven(known).close()
+        waiting = [proven(known) for _ in range(3)]
+        with pytest.raises(Refused, match="too many clients wait") as refused:
+            proven(known).receive_frame()
+        assert refused.value.code == LIMIT
+        with Session(host.client_lease(other)) as session:
+            assert session.ask("query")[0] == 1
+        for connection in waiting:
+            assert connection.receive_frame().kind == wire.WELCOME
+            connection.close()

@@ -138,6 +138,23 @@ def test_regions_are_off_unless_configured(host: Host, compiler: Compiler) -> No
         assert carriers(host) == ["ivshmem"]
 
 
+def test_a_slot_in_use_is_not_given_again_when_regions_are_switched(
+    host: Host, compiler: Compiler
+) -> None:
+    machine = host.machine("vm", REGION_MIB)
+    with connected(machine) as (_, first):
+        for regions in (False, True):
+            host.broker.settings.regions = regions
+            host.push()
+        with contextlib.ExitStack() as stack:
+            others = [stack.enter_context(connected(machine)) for _ in range(SLOTS - 1)]
+            assert len({first.offset, *(device.offset for _, device in others)}) == SLOTS
+            # The end of one is nothing to the others.
+            first.close()
+            for _, device in others:
+                assert device.ask(wire.CTX_SYNCHRONIZE, context=1).status == 0
+
+
 def test_a_slow_region_is_not_used_and_status_says_so(host: Host, compiler: Compiler) -> None:
     machine = host.machine("vm", REGION_MIB, ["--region-speed", "1000000000"])
     status = machine.status()
