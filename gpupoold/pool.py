@@ -304,10 +304,11 @@ class Pool:
         for listener in self._listeners:
             listener()
 
-    def slices_changed(self) -> None:
-        """Slices were made or removed: the broker and all others hear of it."""
+    def slices_changed(self, *, pushed: bool = False) -> None:
+        """Slices were made or removed: the broker, unless it knows, and all others hear of it."""
         self.notify()
-        self.broker.sync()
+        if not pushed:
+            self.broker.sync()
         for follower in self.after_slices_change:
             follower()
 

@@ -29,6 +29,8 @@ def generate(target: Path = ROOT) -> list[Path]:
     from grpc_tools import protoc
 
     well_known = Path(grpc_tools.__file__).parent / "_proto"
+    folders = {(ROOT / source).parent: None for source, _, _ in SOURCES}
+    homes = {Path(source).stem: package.replace("/", ".") for source, package, _ in SOURCES}
     written: list[Path] = []
     for source, package, with_grpc in SOURCES:
         proto = ROOT / source
@@ -38,7 +40,7 @@ def generate(target: Path = ROOT) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         arguments = [
             "protoc",
-            f"-I{proto.parent}",
+            *(f"-I{folder}" for folder in folders),
             f"-I{well_known}",
             f"--python_out={out}",
             f"--pyi_out={out}",
@@ -47,17 +49,15 @@ def generate(target: Path = ROOT) -> list[Path]:
             arguments.append(f"--grpc_python_out={out}")
         if protoc.main([*arguments, str(proto)]) != 0:
             raise RuntimeError(f"protoc failed on {proto}")
-        stem = proto.stem
-        written += [out / f"{stem}_pb2.py", out / f"{stem}_pb2.pyi"]
-        if with_grpc:
-            stub = out / f"{stem}_pb2_grpc.py"
-            text = stub.read_text()
-            module = package.replace("/", ".")
-            text = re.sub(
-                rf"^import {stem}_pb2 as", f"from {module} import {stem}_pb2 as", text, flags=re.M
-            )
-            stub.write_text(text)
-            written.append(stub)
+        names = ["_pb2.py", "_pb2.pyi", *(["_pb2_grpc.py"] if with_grpc else [])]
+        for path in (out / f"{proto.stem}{name}" for name in names):
+            text = path.read_text()
+            for stem, home in homes.items():
+                text = re.sub(
+                    rf"^import {stem}_pb2 as", f"from {home} import {stem}_pb2 as", text, flags=re.M
+                )
+            path.write_text(text)
+            written.append(path)
     return written
 
 

@@ -113,7 +113,9 @@ class PoolService(pb_grpc.PoolServicer):
         reply = pb.ListGpusReply(gpus=[views.gpu(view, host) for view in pool.gpus()])
         if request.all_hosts and pool.borrowing is not None:
             for state in pool.borrowing.states():
-                reply.gpus.extend(views.card(entry, state.peer.name) for entry in state.cards)
+                reply.gpus.extend(
+                    views.foreign_gpu(entry, state.peer.name) for entry in state.cards
+                )
                 if state.problem:
                     reply.problems.append(state.problem)
         return reply

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from gpupoold.api import gpupool_pb2 as pb
 from gpupoold.gpus.topology import Distance, Interface, PeerRoute, RdmaDevice, Topology
 from gpupoold.guests.manager import GuestView
-from gpupoold.hosts.peer_pb2 import Card
 from gpupoold.leases.sessions import SessionBook
 from gpupoold.model import Event, Lease, Lent, Run, Session, printable
 from gpupoold.overview import GpuView, SliceView
@@ -56,28 +55,13 @@ def gpu(view: GpuView, host: str) -> pb.Gpu:
     )
 
 
-def card(entry: Card, host: str) -> pb.Gpu:
+def foreign_gpu(entry: pb.Gpu, host: str) -> pb.Gpu:
     """One card of another host, as that tells."""
-    return pb.Gpu(
-        uuid=entry.uuid,
-        name=entry.name,
-        memory_mib=entry.memory_mib,
-        memory_reserved_mib=entry.memory_reserved_mib,
-        memory_allocated_mib=entry.memory_allocated_mib,
-        memory_free_mib=entry.memory_free_mib,
-        compute_allocated_percent=100 - min(entry.compute_free_percent, 100),
-        compute_capability=entry.compute_capability,
-        mode=entry.mode,
-        health=entry.health,
-        health_reason=printable(entry.health_reason),
-        drained=entry.drained,
-        pci_address=entry.pci_address,
-        numa_node=entry.numa_node,
-        index=entry.index,
-        slices=entry.slices,
-        sessions=entry.sessions,
-        host=host,
-    )
+    result = pb.Gpu()
+    result.CopyFrom(entry)
+    result.health_reason = printable(entry.health_reason)
+    result.host = host
+    return result
 
 
 def _distances(distances: Mapping[str, Distance]) -> list[pb.GpuDistance]:

@@ -25,7 +25,7 @@ from gpupoold.model import (
     printable,
 )
 from gpupoold.pool import Pool
-from gpupoold.store.store import Transaction
+from gpupoold.store.transaction import Transaction
 
 LOG = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import time
 import uuid
 from dataclasses import dataclass
 
+from gpupoold.api.gpupool_pb2 import Gpu
 from gpupoold.conf import PeerSettings
 from gpupoold.errors import Conflict, NoCapacity, NoRoom, NotFound, PoolError
 from gpupoold.hosts import peer_pb2 as pb
@@ -50,7 +51,7 @@ class PeerState:
 
     peer: PeerSettings
     problem: str = "it was not asked yet"  # empty: it answered
-    cards: tuple[pb.Card, ...] = ()
+    cards: tuple[Gpu, ...] = ()
     lends: bool = False
     seconds: float = 0.0  # that it took to answer
 
@@ -61,7 +62,7 @@ class PeerState:
             and not card.drained
             and card.health in (Health.OK, Health.WARNING)
             and card.memory_free_mib >= request.memory_mib
-            and card.compute_free_percent >= request.compute_percent
+            and 100 - card.compute_allocated_percent >= request.compute_percent
             for card in self.cards
         )
 
@@ -149,7 +150,7 @@ class Borrowing:
             return
         if before.problem:
             LOG.info("host %s is there, version %s", name, told.version)
-        self._states[name] = PeerState(before.peer, "", tuple(told.cards), told.lends, seconds)
+        self._states[name] = PeerState(before.peer, "", tuple(told.gpus), told.lends, seconds)
 
     def _give_back(self, client: PeerClient) -> None:
         for lease_id, host in self._pool.store.giving_back():

@@ -17,6 +17,7 @@ from gpupoold.errors import (
     InvalidRequest,
     NoCapacity,
     NotFound,
+    PoolError,
 )
 from gpupoold.leases.new import new_lease
 from gpupoold.model import Caller, Lease, LeaseKind, Lent, Slice, printable
@@ -158,7 +159,17 @@ class Lending:
                     lease=lease.id,
                     host=peer.name,
                 )
-        pool.slices_changed()
+        try:
+            applied = pool.broker.client.push()
+            for refused in applied.refused:
+                if refused.id == uuid.UUID(lease.id).bytes:
+                    raise Conflict(
+                        f"the broker of host {pool.settings.host} refused: {refused.sentence}"
+                    )
+        except PoolError:
+            self.end(peer.name, lease.id, "the broker did not take it")
+            raise
+        pool.slices_changed(pushed=True)
         return lease, piece, snapshot
 
     def end(self, peer: str, lease_id: str, why: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 import gpupoold
+from gpupoold.api import views
 from gpupoold.conf import PeerSettings, Settings
 from gpupoold.errors import ConfigurationError, NotPermitted, PoolError, SocketError
 from gpupoold.hosts import credentials
@@ -18,7 +19,6 @@ from gpupoold.hosts import peer_pb2 as pb
 from gpupoold.hosts import peer_pb2_grpc as pb_grpc
 from gpupoold.hosts.lending import Lending, Wish
 from gpupoold.model import printable
-from gpupoold.overview import GpuView
 from gpupoold.pool import Pool
 from gpupoold.slices.planning import Request
 
@@ -35,30 +35,6 @@ def names_of(context: dict[str, Iterable[bytes]]) -> list[str]:
     """The names in a caller's certificate: alternative names, else the common name."""
     found = context.get("x509_subject_alternative_name") or context.get("x509_common_name") or ()
     return [name.decode("utf-8", "replace") for name in found]
-
-
-def card(view: GpuView) -> pb.Card:
-    """A card of this host as others see it."""
-    state, room = view.state, view.room
-    return pb.Card(
-        uuid=state.gpu.uuid,
-        name=state.gpu.name,
-        memory_mib=state.gpu.memory_mib,
-        memory_reserved_mib=state.gpu.memory_mib - state.usable_mib,
-        memory_allocated_mib=room.allocated_mib,
-        memory_free_mib=room.free_mib,
-        compute_free_percent=room.free_percent,
-        compute_capability=state.gpu.compute_capability,
-        mode=state.mode.value,
-        health=state.health.value,
-        health_reason=state.health_reason,
-        drained=state.drained,
-        index=state.gpu.index,
-        pci_address=state.gpu.pci_address,
-        numa_node=state.gpu.numa_node,
-        slices=view.slices,
-        sessions=view.sessions,
-    )
 
 
 def _answers(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +79,7 @@ class PeerService(pb_grpc.PeerServicer):
         return pb.Description(
             host=self._pool.settings.host,
             version=gpupoold.version(),
-            cards=[card(view) for view in self._pool.gpus()],
+            gpus=[views.gpu(view, self._pool.settings.host) for view in self._pool.gpus()],
             lends=bool(self._pool.broker.relay_address) and peer.slices > 0,
         )
 

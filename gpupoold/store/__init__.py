@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from gpupoold.store.store import Store, Transaction
+from gpupoold.store.store import Store
+from gpupoold.store.transaction import Transaction
 
 __all__ = ["Store", "Transaction"]

@@ -4,8 +4,6 @@
 #include <signal.h>
 #include <sodium.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
@@ -13,6 +11,7 @@
 #include "relay/relay.h"
 #include "worker/channel.h"
 #include "worker/confine.h"
+#include "worker/start.h"
 
 namespace {
 
@@ -21,65 +20,39 @@ using worker::kChannelFd;
 using worker::MessageKind;
 
 struct Options {
-  pid_t broker = 0;
-  std::string user, cgroup_parent;
+  worker::StartOptions start;
   relay::TlsFiles files;
-  bool far = false, seccomp = true;
+  bool far = false;
 };
 
-[[noreturn]] void usage_error(const char* sentence) {
-  fprintf(stderr, "gpupool-relay: %s (this program is started by gpupool-broker)\n", sentence);
-  exit(2);
-}
-
 Options parse(int argc, char** argv) {
-  static const option options[] = {{"broker-pid", required_argument, nullptr, 'b'},
-                                   {"user", required_argument, nullptr, 'u'},
-                                   {"cgroup-parent", required_argument, nullptr, 'g'},
-                                   {"certificate", required_argument, nullptr, 'c'},
-                                   {"key", required_argument, nullptr, 'k'},
-                                   {"authorities", required_argument, nullptr, 'a'},
-                                   {"far", no_argument, nullptr, 'f'},
-                                   {"no-seccomp", no_argument, nullptr, 'n'},
-                                   {nullptr, 0, nullptr, 0}};
+  const std::vector<option> options =
+      worker::with_start_options({{"certificate", required_argument, nullptr, 'C'},
+                                  {"key", required_argument, nullptr, 'K'},
+                                  {"authorities", required_argument, nullptr, 'A'},
+                                  {"far", no_argument, nullptr, 'f'}});
   Options result;
   int option;
-  while ((option = getopt_long(argc, argv, "", options, nullptr)) != -1) {
+  while ((option = getopt_long(argc, argv, "", options.data(), nullptr)) != -1) {
+    if (worker::take_option(option, optarg, &result.start)) continue;
     switch (option) {
-      case 'b':
-        result.broker = static_cast<pid_t>(atol(optarg));
-        break;
-      case 'u':
-        result.user = optarg;
-        break;
-      case 'g':
-        result.cgroup_parent = optarg;
-        break;
-      case 'c':
+      case 'C':
         result.files.certificate = optarg;
         break;
-      case 'k':
+      case 'K':
         result.files.key = optarg;
         break;
-      case 'a':
+      case 'A':
         result.files.authorities = optarg;
         break;
       case 'f':
         result.far = true;
         break;
-      case 'n':
-        result.seccomp = false;
-        break;
       default:
-        usage_error("an option is not known or lacks its value");
+        worker::usage_error("an option is not known or lacks its value");
     }
   }
-  if (result.broker <= 0 || optind != argc) usage_error("wrong arguments");
-  int type = 0;
-  socklen_t bytes = sizeof type;
-  if (getsockopt(kChannelFd, SOL_SOCKET, SO_TYPE, &type, &bytes) != 0 || type != SOCK_SEQPACKET) {
-    usage_error("descriptor 3 is no channel to a broker");
-  }
+  worker::check_start(result.start, optind != argc);
   return result;
 }
 
@@ -97,16 +70,13 @@ int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
   std::string why;
   if (sodium_init() < 0) give_up("libsodium cannot be used");
-  if (!worker::confine_process(options.broker, &why)) give_up(why);
-  if (!options.cgroup_parent.empty() && !worker::enter_cgroup(options.cgroup_parent, &why)) {
-    fprintf(stderr, "no cgroup for this relay: %s\n", why.c_str());
-  }
+  if (!worker::confine(options.start, &why)) give_up(why);
   // The key may be root's alone.
   const auto tls = relay::TlsContext::load(
       options.files, options.far ? relay::Role::kServer : relay::Role::kClient, &why);
   if (tls == nullptr) give_up(why);
-  if (!worker::drop_privileges(options.user, &why)) give_up(why);
-  if (options.seccomp && !worker::deny_system_calls(&why)) give_up(why);
+  if (!worker::drop_privileges(options.start.user, &why)) give_up(why);
+  if (options.start.seccomp && !worker::deny_system_calls(&why)) give_up(why);
   // For all threads: one of them waits for these.
   sigset_t blocked;
   sigemptyset(&blocked);

@@ -3,9 +3,7 @@
 #include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <memory>
@@ -20,6 +18,7 @@
 #include "worker/device_usage.h"
 #include "worker/driver.h"
 #include "worker/session.h"
+#include "worker/start.h"
 #include "worker/warm.h"
 
 namespace {
@@ -28,44 +27,27 @@ using namespace gpupool;
 using namespace gpupool::worker;
 
 struct Options {
-  pid_t broker = 0;
-  std::string gpu, driver_directory, user, cgroup_parent;
-  bool probe = false, warm_context = false, seccomp = true;
+  StartOptions start;
+  std::string gpu, driver_directory;
+  bool probe = false, warm_context = false;
 };
 
-[[noreturn]] void usage_error(const char* sentence) {
-  fprintf(stderr, "gpupool-worker: %s (this program is started by gpupool-broker)\n", sentence);
-  exit(2);
-}
-
 Options parse(int argc, char** argv) {
-  static const option options[] = {{"broker-pid", required_argument, nullptr, 'b'},
-                                   {"gpu", required_argument, nullptr, 'g'},
-                                   {"driver-directory", required_argument, nullptr, 'd'},
-                                   {"user", required_argument, nullptr, 'u'},
-                                   {"cgroup-parent", required_argument, nullptr, 'c'},
-                                   {"probe", no_argument, nullptr, 'p'},
-                                   {"warm-context", no_argument, nullptr, 'w'},
-                                   {"no-seccomp", no_argument, nullptr, 'n'},
-                                   {nullptr, 0, nullptr, 0}};
+  const std::vector<option> options =
+      with_start_options({{"gpu", required_argument, nullptr, 'g'},
+                          {"driver-directory", required_argument, nullptr, 'd'},
+                          {"probe", no_argument, nullptr, 'p'},
+                          {"warm-context", no_argument, nullptr, 'w'}});
   Options result;
   int option;
-  while ((option = getopt_long(argc, argv, "", options, nullptr)) != -1) {
+  while ((option = getopt_long(argc, argv, "", options.data(), nullptr)) != -1) {
+    if (take_option(option, optarg, &result.start)) continue;
     switch (option) {
-      case 'b':
-        result.broker = static_cast<pid_t>(atol(optarg));
-        break;
       case 'g':
         result.gpu = optarg;
         break;
       case 'd':
         result.driver_directory = optarg;
-        break;
-      case 'u':
-        result.user = optarg;
-        break;
-      case 'c':
-        result.cgroup_parent = optarg;
         break;
       case 'p':
         result.probe = true;
@@ -73,19 +55,11 @@ Options parse(int argc, char** argv) {
       case 'w':
         result.warm_context = true;
         break;
-      case 'n':
-        result.seccomp = false;
-        break;
       default:
         usage_error("an option is not known or lacks its value");
     }
   }
-  if (result.broker <= 0 || optind != argc) usage_error("wrong arguments");
-  int type = 0;
-  socklen_t bytes = sizeof type;
-  if (getsockopt(kChannelFd, SOL_SOCKET, SO_TYPE, &type, &bytes) != 0 || type != SOCK_SEQPACKET) {
-    usage_error("descriptor 3 is no channel to a broker");
-  }
+  check_start(result.start, optind != argc);
   return result;
 }
 
@@ -160,11 +134,8 @@ int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   const Options options = parse(argc, argv);
   std::string why;
-  if (!confine_process(options.broker, &why)) give_up(options, why);
-  if (!options.cgroup_parent.empty() && !enter_cgroup(options.cgroup_parent, &why)) {
-    fprintf(stderr, "no cgroup for this worker: %s\n", why.c_str());
-  }
-  if (!drop_privileges(options.user, &why)) give_up(options, why);
+  if (!confine(options.start, &why)) give_up(options, why);
+  if (!drop_privileges(options.start.user, &why)) give_up(options, why);
 
   const auto driver = Driver::load(options.driver_directory, &why);
   if (driver == nullptr) give_up(options, why);
@@ -186,7 +157,7 @@ int main(int argc, char** argv) {
   if (usage == nullptr) {
     fprintf(stderr, "memory that the driver takes by itself is not seen: %s\n", unknown.c_str());
   }
-  if (options.seccomp && !deny_system_calls(&why)) give_up(options, why);
+  if (options.start.seccomp && !deny_system_calls(&why)) give_up(options, why);
   if (!send_message(kChannelFd, MessageKind::kReady, 1)) _exit(0);
 
   Message message;

@@ -143,6 +143,19 @@ static inline CUfunction kernel_of(const Session* session, const char* name) {
   return function;
 }
 
+/* For programs that are told of a fault: they say what failed and that it stays so, and end with 9.
+ */
+#define TRY(call)                                               \
+  do {                                                          \
+    CUresult status_ = (call);                                  \
+    if (status_ != CUDA_SUCCESS) return report(#call, status_); \
+  } while (0)
+
+static inline int report(const char* call, CUresult status) {
+  printf("%s: error %d, again %d\n", call, (int)status, (int)cuCtxSynchronize());
+  return 9;
+}
+
 static inline int verdict_ok(void) {
   printf("ok\n");
   return 0;

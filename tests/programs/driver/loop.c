@@ -5,17 +5,6 @@
 
 #include "common.h"
 
-#define TRY(call)                                               \
-  do {                                                          \
-    CUresult status_ = (call);                                  \
-    if (status_ != CUDA_SUCCESS) return report(#call, status_); \
-  } while (0)
-
-static int report(const char* call, CUresult status) {
-  printf("%s: error %d, again %d\n", call, (int)status, (int)cuCtxSynchronize());
-  return 9;
-}
-
 int main(int argc, char** argv) {
   long rounds = argc > 1 ? strtol(argv[1], NULL, 10) : 0;
   enum { kCount = 2048 };

@@ -58,6 +58,7 @@ class FakeBroker:
         self.requests: list[pb.ToBroker] = []
         self.tcp_address = ""
         self.relay_address = ""
+        self.refuses = ""  # not empty: every lease that another host has, and why
         self.resize_answer = pb.Answer()
         self.silent = False  # takes everything and answers nothing
         self.kept_events: list[pb.Event] = []
@@ -131,6 +132,9 @@ class FakeBroker:
                 answer.applied.generation = current.generation
                 answer.applied.tcp_address = self.tcp_address
                 answer.applied.relay_address = self.relay_address
+                for lease in current.leases if self.refuses else ():
+                    if lease.peer:
+                        answer.applied.refused.add(id=lease.id, sentence=self.refuses)
                 current = None
             elif what == "query":
                 answer.state.CopyFrom(self.state)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpupoold.api.gpupool_pb2 import Gpu
 from gpupoold.conf import PeerSettings
 from gpupoold.errors import (
     AlreadyExists,
@@ -115,16 +116,16 @@ def test_where_a_relays_door_is() -> None:
 
 
 def test_who_has_room() -> None:
-    card = peer.Card(mode="shared", health="ok", memory_free_mib=4096, compute_free_percent=25)
+    card = Gpu(mode="shared", health="ok", memory_free_mib=4096, compute_allocated_percent=75)
     settings_of = PeerSettings("b", "127.0.0.1:1", 1, 0, 0)
     assert PeerState(settings_of, "", (card,), True).has_room(want("x"))
     assert not PeerState(settings_of, "", (card,), False).has_room(want("x"))
     assert not PeerState(settings_of, "", (card,), True).has_room(want("x", 26))
     assert not PeerState(settings_of, "", (card,), True).has_room(want("x", 25, 4097))
     for changed in ({"drained": True}, {"mode": "mig"}, {"health": "failed"}):
-        other = peer.Card()
+        other = Gpu()
         other.CopyFrom(card)
-        other.MergeFrom(peer.Card(**changed))
+        other.MergeFrom(Gpu(**changed))
         assert not PeerState(settings_of, "", (other,), True).has_room(want("x"))
 
 
@@ -319,6 +320,14 @@ def test_a_broker_that_has_not_looked_yet(pair: Pair) -> None:
     assert pair.far.pool.store.slices() == []
 
 
+def test_a_broker_that_refuses_the_loan(pair: Pair) -> None:
+    """Nothing is left of it on either side, and the borrower hears why."""
+    pair.far.broker.refuses = "it has no room for another lease"
+    with pytest.raises(Conflict, match="far refused: it has no room"):
+        pair.near.pool.create_slice(ROOT, want("x"), "far")
+    assert pair.near.pool.store.slices() == pair.far.pool.store.slices() == []
+
+
 def test_an_end_while_it_is_asked_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The far host has answered, and the near one is killed before it has stored that."""
     monkeypatch.setattr(lending, "NEW_SECONDS", 0.0)
@@ -327,7 +336,7 @@ def test_an_end_while_it_is_asked_for(pair: Pair, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpupoold.store.store.Transaction.hold", killed)
+        patch.setattr("gpupoold.store.Transaction.hold", killed)
         with pytest.raises(KeyboardInterrupt):
             pair.near.pool.create_slice(ROOT, want("x"), "far")
     [entry] = pair.near.pool.store.borrowed().values()
