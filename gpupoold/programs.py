@@ -186,6 +186,8 @@ class Programs:
         self.runs.remove_file(run_id)
         self._pool.notify()
         self._pool.broker.sync_soon()
+        if self._pool.borrowing is not None:  # its slice may have been another host's
+            self._pool.borrowing.slices_changed()
 
     def _remove(self, run_id: str) -> None:
         with self._pool.lock:

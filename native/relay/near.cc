@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "relay/pair.h"
 #include "relay/proof.h"
@@ -24,6 +26,7 @@ namespace {
 using carriers::Patience;
 
 constexpr int64_t kAttemptNs = 3'000'000'000;
+constexpr int64_t kConnectNs = 10'000'000'000, kAgainNs = 50'000'000;  // at a session's beginning
 
 int left_ms(int64_t deadline_ns) {
   return static_cast<int>(std::max<int64_t>(0, (deadline_ns - Patience::now_ns()) / 1'000'000));
@@ -88,6 +91,7 @@ class NearRenewal final : public Renewal {
   std::unique_ptr<TlsConnection> renew(int64_t deadline_ns, bool* hopeless,
                                        std::string* why) override {
     const int64_t deadline = std::min(deadline_ns, Patience::now_ns() + kAttemptNs);
+    busy_ = false;
     Fd fd = connect_to(address_, deadline, why);
     if (!fd) return nullptr;
     if (preamble_.wish == static_cast<uint32_t>(Wish::kResume)) {
@@ -100,6 +104,7 @@ class NearRenewal final : public Renewal {
         !await(fd.get(), POLLIN, deadline) || recv(fd.get(), &answer, 1, 0) != 1) {
       return *why = address_ + " does not answer as a relay", nullptr;
     }
+    busy_ = answer == kBusy;
     if (answer != kGoOn) {
       *hopeless = answer == kUnknown;
       *why = answer == kUnknown ? "the relay on the other host has ended"
@@ -116,6 +121,8 @@ class NearRenewal final : public Renewal {
     }
     return connection;
   }
+  // The other host has too many now that have not proven themselves: that passes.
+  bool was_busy() const { return busy_; }
   void resume_from_now_on() { preamble_.wish = static_cast<uint32_t>(Wish::kResume); }
 
  private:
@@ -123,6 +130,7 @@ class NearRenewal final : public Renewal {
   const std::string peer_, address_;
   Preamble preamble_{};
   uint8_t secret_[32] = {};
+  bool busy_ = false;
 };
 
 // The handshake with the other host's broker, over the link.
@@ -206,9 +214,14 @@ Outcome serve_near(const TlsContext& tls, worker::Message& message) {
   };
   uint32_t epoch = 0;
   std::string why;
-  const int64_t deadline = Patience::now_ns() + kHalfOpenNs;
+  // Where many programs start at once some are asked to come again.
+  const int64_t deadline = Patience::now_ns() + kConnectNs;
   bool hopeless = false;
   auto connection = renewal.renew(deadline, &hopeless, &why);
+  while (renewal.was_busy() && Patience::now_ns() + kAgainNs < deadline) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kAgainNs));
+    connection = renewal.renew(deadline, &hopeless, &why);
+  }
   if (connection == nullptr || !link.begin(std::move(connection), deadline, &why)) {
     why = "the slice's host cannot be reached: " + why;
   } else {

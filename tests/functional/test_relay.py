@@ -72,6 +72,19 @@ def test_the_far_host_shows_who_comes(hosts: RelayHosts, compiler: Compiler) -> 
     wait_for("the end of all", hosts.clean)
 
 
+def test_many_programs_start_at_once(hosts: RelayHosts, compiler: Compiler) -> None:
+    """More than one host's relays may prove themselves at a time."""
+    words = [str(compiler.driver("loop")), "3"]
+    environment = hosts.environment()
+    programs = [
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(24)
+    ]
+    for program in programs:
+        output, _ = program.communicate(timeout=100)
+        assert (program.returncode, output[-3:]) == (0, "ok\n"), output + hosts.logs()
+
+
 def test_errors_of_programs_come_across(hosts: RelayHosts, compiler: Compiler) -> None:
     done = hosts.run([compiler.driver("errors")])
     assert done.returncode == 0, done.stdout + done.stderr
